@@ -1,0 +1,68 @@
+"""Every setting in one typed tree.
+
+Only the tree, its defaults and their meaning; where values come from (TOML < environment < flags) is in
+`config_sources.py`. A value of 0, "" or "auto" means that a value which fits the machine is chosen at start.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """HTTP."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_body: int = 64 << 20  # bytes of a request's body
+    grace: float = 20.0  # seconds that running requests get at a clean stop
+    keep_alive: float = 10.0  # seconds between SSE comments while a prompt is prefilled
+
+
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model and its context."""
+
+    path: str = ""  # a GGUF; "": the demo model
+    alias: str = ""  # its name in the API; "": from the file's name
+    ctx: int = 0  # tokens that one request may use; 0: from the model and memory
+    pool: int = 0  # cells in all; 0: from parallel, ctx and memory
+    parallel: int = 4  # sequences that may run at once
+    threads: int = 0  # 0: physical cores
+    batch: int = 512  # longest prefill call, in tokens, a multiple of 64
+    kv_type: str = "f16"
+    flash_attention: bool = True
+    gpu_layers: int = 0
+    chat_template: str = ""  # path of a jinja template, or its text; "": the model's own
+    template_timeout: float = 2.0  # seconds
+    max_queue: int = 64  # waiting requests; more are answered 429
+    max_stall: float = 0.5  # seconds
+
+
+class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The prefix cache."""
+
+    dir: str = ""  # "": $CACHE_DIRECTORY (systemd), else $XDG_CACHE_HOME/homeprefixd
+    hot: int = 0  # bytes of RAM; given as "4GiB", or "10%" of memory; 0: auto; see `enabled` to do without
+    warm: int = 0  # bytes of disk; given as "20GiB", or "10%" of the disk; 0: auto
+    reuse: Literal["token", "exact", "off"] = "token"
+    compression: int = 1  # zstd level; 0 stores raw
+    tail_delay: float = 2.0  # seconds that a tail must have stopped growing before it is written
+    write_queue: int = 0  # bytes that may wait to be written; 0: half of hot
+    salt: str = ""  # another salt, another namespace
+
+
+class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is said on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The root of the tree."""
+
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    log: LogConfig = LogConfig()

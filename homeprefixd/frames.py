@@ -1,0 +1,480 @@
+"""What the processes say to each other: every frame, as a msgspec Struct.
+
+Three links, each a Unix stream socket pair made by the daemon (`channel.py` carries the frames):
+
+* daemon <-> worker: requests down, text up (`ToWorker`, `FromWorker`)
+* worker, daemon or CLI <-> store: `ToStore`, `FromStore`
+
+Frames are msgpack arrays tagged by class name. A field may be added at the end with a default; nothing else changes
+without both sides. No frame carries KV state: that goes through the arena, shared memory whose descriptor travels
+with `Welcome`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Frame(msgspec.Struct, array_like=True, tag=True):
+    """Base of all frames."""
+
+
+# ---------------------------------------------------------------------------------------------- daemon -> worker
+
+
+class LoadModel(Frame):
+    """First frame to a worker: what to load. Sizes in bytes, counts in tokens; 0 means "decide"."""
+
+    path: str
+    alias: str
+    ctx: int  # what one request may use
+    pool: int  # cells of the context; 0: as much more than ctx as `memory` gives
+    memory: int  # bytes that the pool of cells may take at most
+    parallel: int  # sequences that may run at once
+    threads: int
+    batch: int  # longest prefill call, a multiple of 64
+    kv_type: str  # f16, bf16, f32, q8_0, q4_0, ...
+    flash_attention: bool
+    gpu_layers: int
+    chat_template: str  # path or text of a template that replaces the model's own; "" keeps it
+    template_timeout: float  # seconds that rendering may take
+    reuse: Literal["token", "exact", "off"]
+    salt: str
+    max_queue: int
+    max_stall: float  # seconds that running streams may stand still for somebody's prefill
+
+
+class Message(msgspec.Struct, omit_defaults=True):
+    """One message of a chat, as the template will see it. `content` is text or None."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """Settings of llama.cpp's sampler chain; the defaults are llama-server's. Greedy: `temperature` 0."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = -1  # < 0: random
+    logit_bias: dict[int, float] = {}
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+
+class Generate(Frame):
+    """A request, the same for every dialect. Exactly one of `messages` and `prompt` is not None."""
+
+    rid: str  # the reply's id
+    messages: list[Message] | None
+    prompt: str | list[int] | None
+    tools: list[dict[str, Any]] | None
+    template_kwargs: dict[str, Any]
+    max_tokens: int  # < 0: until the context is full
+    stop: list[str]
+    sampling: Sampling
+    stream: bool  # text frames as it comes; else one Finished with the text
+    cache: bool = True  # False: neither look up nor keep
+    salt: str = ""  # the request's own namespace, "" for the shared one
+
+
+class Cancel(Frame):
+    """The client left. Unknown or ended `rid`s are ignored."""
+
+    rid: str
+
+
+class UseStore(Frame):
+    """A (new) connection to the store travels with this frame, as one descriptor."""
+
+
+class Stop(Frame):
+    """No new requests; running ones may go on for `grace` seconds; then the process ends, exit 0."""
+
+    grace: float
+
+
+ToWorker = LoadModel | Generate | Cancel | UseStore | Stop
+
+
+# ---------------------------------------------------------------------------------------------- worker -> daemon
+
+
+class Loading(Frame):
+    """Progress of loading the model, 0 to 1."""
+
+    progress: float
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What is known of a loaded model."""
+
+    alias: str
+    path: str
+    arch: str
+    description: str
+    n_params: int
+    size: int  # bytes of tensors
+    n_vocab: int
+    n_embd: int
+    n_ctx_train: int
+    n_ctx: int  # what one request may use
+    n_pool: int  # cells of the context
+    kv_bytes_per_token: float
+    parallel: int
+    threads: int
+    has_template: bool
+    cache_mode: Literal["blocks", "off"]
+    cache_reason: str  # why it is off; "" otherwise
+    namespace: dict[str, Any]  # the description; {} while the file's hash is not known
+
+
+class Ready(Frame):
+    """The model is loaded and warm; requests are served."""
+
+    model: ModelInfo
+
+
+class NamespaceKnown(Frame):
+    """The model's content hash is known now, so look-ups start."""
+
+    namespace: dict[str, Any]
+
+
+class Failure(Frame):
+    """An error by class name of `errors.py`. With `rid`: of that request, which has ended. Without: the worker ends."""
+
+    rid: str | None
+    error: str
+    message: str
+    code: str | None = None
+    param: str | None = None
+    details: dict[str, Any] = {}
+
+
+class Accepted(Frame):
+    """The prompt was rendered, tokenised and fits. Sent before queueing; the daemon may start a stream now."""
+
+    rid: str
+    prompt_n: int
+
+
+class Progress(Frame):
+    """Prefill of a request, in tokens: `reused` of `total` came from the cache, `done` are in the context."""
+
+    rid: str
+    reused: int
+    done: int
+    total: int
+
+
+class Delta(Frame):
+    """Text of a streaming request: whole characters, never part of a stop string."""
+
+    rid: str
+    text: str
+    tokens: int  # tokens generated so far
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """The contract's figures of one request; times in ms, counts in tokens."""
+
+    cache_n: int  # prompt tokens whose computation was skipped
+    prompt_n: int  # prompt tokens computed
+    prompt_ms: float
+    restore_ms: float
+    queue_ms: float
+    predicted_n: int
+    predicted_ms: float
+    cache_tiers: dict[str, int]  # tokens by tier: shared, hot, warm
+    total_prompt_n: int
+    logits_sha256: str = ""  # of the first token's logits; only where `HOMEPREFIXD_DEBUG_LOGITS=1`
+
+
+class Finished(Frame):
+    """The last frame of a request that went well. `text` is the whole reply where `stream` was False, else ""."""
+
+    rid: str
+    reason: Literal["stop", "length", "cancelled"]
+    text: str
+    stop: str | None  # the stop string that ended it
+    timings: Timings
+
+
+class Heartbeat(Frame):
+    """Once a second from the engine's own loop's state, so that a stuck engine can be told from a busy one."""
+
+    steps: int  # grows with each step
+    step_age: float  # seconds since the running llama_decode call began; 0 when idle
+    running: int
+    waiting: int
+    cells_used: int
+    cells: int
+    counters: dict[str, float]  # sums since start: tokens and seconds of prefill, decode, restore, save; errors
+
+
+FromWorker = Loading | Ready | NamespaceKnown | Failure | Accepted | Progress | Delta | Finished | Heartbeat
+
+
+# ---------------------------------------------------------------------------------------------- client -> store
+
+
+class Adopt(Frame):
+    """From the daemon only: a new client's socket travels with this frame, as one descriptor."""
+
+    role: Literal["worker", "admin"]
+    name: str
+
+
+class Hello(Frame):
+    """First frame of a client. `arena`: True asks for the arena's descriptor."""
+
+    arena: bool
+
+
+class OpenNamespace(Frame):
+    """Register a description; the reply carries its key and, for the same model content, what differs elsewhere."""
+
+    ticket: int
+    description: dict[str, Any]
+
+
+class Match(Frame):
+    """How far are `tokens` known? With `load`: make the nodes ready in the arena and lease them until `Release`."""
+
+    ticket: int
+    namespace: bytes
+    tokens: bytes  # u32 LE
+    limit: int  # match at most so many tokens
+    exact: bool  # only `grid` nodes, only whole ones
+    load: bool
+
+
+class Release(Frame):
+    """End the leases of a `Match`. Needs no reply."""
+
+    ticket: int
+
+
+class Reserve(Frame):
+    """Room in the arena for blocks about to be exported, in bytes; evicts if need be."""
+
+    ticket: int
+    sizes: list[int]
+
+
+class NewNode(msgspec.Struct, array_like=True, frozen=True):
+    """A block whose state lies in a reserved slot, ready to be published."""
+
+    parent: bytes  # key of the node before it; the namespace for the first
+    tokens: bytes  # u32 LE, 1 to 64 of them
+    start: int  # position of its first token
+    offset: int  # of the slot; from Reserved
+    size: int  # bytes used, at most what was reserved
+    grid: bool
+    cost: float  # seconds of prefill
+    kind: str  # prompt, reply
+    preview: str  # text of the block, cut to about 160 bytes
+
+
+class Commit(Frame):
+    """Publish nodes, parents before children. Known ones are dropped and their slots freed. Needs no reply."""
+
+    namespace: bytes
+    nodes: list[NewNode]
+
+
+class Abandon(Frame):
+    """Give reserved slots back unused, by offset."""
+
+    offsets: list[int]
+
+
+class FileHash(Frame):
+    """Ask for the remembered SHA-256 of a file, or (with `sha256`) remember it."""
+
+    ticket: int
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    sha256: str = ""
+
+
+class Stats(Frame):
+    """Ask for the store's figures."""
+
+    ticket: int
+
+
+class ListPrefixes(Frame):
+    """Ask for leaves of the tree, last used first."""
+
+    ticket: int
+    limit: int
+    model: str = ""  # alias or SHA-256 prefix; "" for all
+
+
+class Purge(Frame):
+    """Remove from every tier. Exactly one of the filters is set; `all` removes everything, hash memo excepted."""
+
+    ticket: int
+    all: bool = False
+    prefix: str = ""  # id from ListPrefixes, or a beginning of it that is unique
+    older_than: float = 0.0  # seconds since last use
+    model: str = ""
+
+
+class Flush(Frame):
+    """Write everything that waits, tails too; the reply comes when it is on disk."""
+
+    ticket: int
+
+
+ToStore = (
+    Adopt
+    | Hello
+    | OpenNamespace
+    | Match
+    | Release
+    | Reserve
+    | Commit
+    | Abandon
+    | FileHash
+    | Stats
+    | ListPrefixes
+    | Purge
+    | Flush
+    | Stop
+)
+
+
+# ---------------------------------------------------------------------------------------------- store -> client
+
+
+class Welcome(Frame):
+    """Answer to Hello. With `arena_bytes` > 0 the arena's descriptor travels with it."""
+
+    arena_bytes: int
+    store_id: str  # new at each start of the store
+
+
+class NamespaceOpened(Frame):
+    ticket: int
+    namespace: bytes
+    mismatch: list[str]  # e.g. "kv_type: stored prefixes have q8_0, this run f16"
+
+
+class PlanNode(msgspec.Struct, array_like=True, frozen=True):
+    """One node of a match, in order: positions [start, start + count), of which the first `use` tokens match."""
+
+    key: bytes
+    start: int
+    count: int
+    use: int
+    tier: Literal["hot", "warm"]
+    size: int  # bytes of state
+    grid: bool
+    offset: int  # of the slot where it is ready already; -1 while it is being loaded
+
+
+class Plan(Frame):
+    """Answer to Match. Only the last node can have use < count. Offset -1: BlockReady or BlockLost follows."""
+
+    ticket: int
+    nodes: list[PlanNode]
+
+
+class BlockReady(Frame):
+    """Node `index` of the plan lies at `offset`, verified."""
+
+    ticket: int
+    index: int
+    offset: int
+
+
+class BlockLost(Frame):
+    """Node `index` and all after it cannot be had (damaged, evicted, no room)."""
+
+    ticket: int
+    index: int
+    reason: str
+
+
+class Reserved(Frame):
+    """Offsets in order; shorter than asked where there is no room for more."""
+
+    ticket: int
+    offsets: list[int]
+
+
+class FileHashKnown(Frame):
+    ticket: int
+    sha256: str  # "" if unknown
+
+
+class StatsReply(Frame):
+    ticket: int
+    stats: dict[str, Any]
+
+
+class PrefixInfo(msgspec.Struct, frozen=True):
+    """A leaf of the tree and the path to it."""
+
+    id: str  # hex of the node's key, first 16 characters
+    model: str
+    tokens: int  # from the start of the prompt to the leaf's end
+    own_tokens: int  # not shared with any other prefix
+    bytes: int  # of state, whole path, as stored (hot-only nodes: as in RAM)
+    own_bytes: int
+    tiers: list[str]
+    created: float  # Unix time, s
+    last_use: float
+    hits: int
+    preview: str
+
+
+class Prefixes(Frame):
+    ticket: int
+    prefixes: list[PrefixInfo]
+    total: int  # nodes in the tree
+
+
+class Purged(Frame):
+    ticket: int
+    nodes: int
+    bytes: int
+    error: str = ""
+
+
+class Flushed(Frame):
+    ticket: int
+    pending: int  # nodes that could not be written
+
+
+FromStore = (
+    Welcome
+    | NamespaceOpened
+    | Plan
+    | BlockReady
+    | BlockLost
+    | Reserved
+    | FileHashKnown
+    | StatsReply
+    | Prefixes
+    | Purged
+    | Flushed
+)

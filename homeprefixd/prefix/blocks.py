@@ -1,0 +1,95 @@
+"""Namespace, BlockKey, the chain of hashes: how a prefix is named.
+
+Pure functions over bytes. Knows nothing of storage, processes or llama.cpp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NewType
+
+BLOCK_TOKENS = 64
+"""Tokens of a whole block. Every chunk of prefill starts on a multiple of it."""
+
+FORMAT_VERSION = 1
+"""Version of what is stored: part of every namespace and of the file's own header."""
+
+KEY_BYTES = 32
+
+BlockKey = NewType("BlockKey", bytes)
+"""32 bytes that name a node: all tokens from the start of the prompt to its end, in one namespace."""
+
+Namespace = NewType("Namespace", bytes)
+"""32 bytes, the key of the root: everything that changes KV bytes, and nothing else."""
+
+TokensLE = NewType("TokensLE", bytes)
+"""Tokens as little-endian u32: what is hashed, and what frames carry."""
+
+TokensBE = NewType("TokensBE", bytes)
+"""Tokens as big-endian u32: their byte order is their order, which the tree's table needs."""
+
+
+def namespace_of(description: Mapping[str, object]) -> Namespace:
+    """The root key of a description: BLAKE2b-256 of its canonical JSON (sorted keys, no spaces, UTF-8)."""
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return Namespace(hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest())
+
+
+def block_key(parent: bytes, tokens: bytes) -> BlockKey:
+    """`BLAKE2b-256(parent || tokens)`; `tokens` little-endian u32 (TokensLE), 1 to BLOCK_TOKENS of them."""
+    return BlockKey(hashlib.blake2b(parent + tokens, digest_size=KEY_BYTES).digest())
+
+
+def chain(root: Namespace, tokens: TokensLE) -> list[BlockKey]:
+    """Keys of all whole blocks of `tokens`, in order; a tail shorter than a block has none here."""
+    keys: list[BlockKey] = []
+    parent: bytes = root
+    step = BLOCK_TOKENS * 4
+    for at in range(0, len(tokens) - step + 1, step):
+        parent = block_key(parent, tokens[at : at + step])
+        keys.append(BlockKey(parent))
+    return keys
+
+
+def to_le(tokens: Sequence[int] | Iterable[int]) -> TokensLE:
+    """Token ids (0 <= id < 2**32) as little-endian u32."""
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return TokensLE(packed.tobytes())
+
+
+def from_le(data: bytes) -> list[int]:
+    """The inverse of `to_le`."""
+    unpacked = array("I")
+    unpacked.frombytes(data)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked.tolist()
+
+
+def swap(data: bytes) -> bytes:
+    """Little-endian u32 to big-endian u32, and back."""
+    swapped = array("I")
+    swapped.frombytes(data)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """How many leading u32 of two token strings (both LE or both BE) are equal."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n // 4
+    low, high = 0, n // 4  # invariant: the first `low` are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low * 4 : middle * 4] == b[low * 4 : middle * 4]:
+            low = middle
+        else:
+            high = middle
+    return low
