@@ -1,0 +1,231 @@
+"""The main job's bars, measured: `homeprefixd bench main [--llama-server PATH]`.
+
+Every figure is a ratio of things measured in this run, on this machine, medians of interleaved pairs; the servers
+run side by side and are asked in turn, so that a slow minute of the machine falls on both. A peer that is not given is
+left out, and the rows that need it say so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from .household import household_messages
+from .server import Server, homeprefixd, llama_server
+from .stream import Answer, ask
+
+PREFIX_TOKENS = 2200
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report. `value` is None where it was not measured, and `note` says why."""
+
+    what: str
+    value: float | None
+    bar: str
+    met: bool | None
+    note: str
+
+
+def question(number: int) -> str:
+    """A short question that no other number asks (about ten tokens)."""
+    return f"Which window is number {number}, {number * 7919 % 10007}?"
+
+
+def body(number: int, *, seed: int = 0, max_tokens: int = 8, **more: Any) -> dict[str, Any]:
+    """A greedy chat request: the household prompt of `seed`, then question `number`."""
+    messages = household_messages(question(number), seed=seed, size=PREFIX_TOKENS)
+    return {"messages": messages, "temperature": 0, "max_tokens": max_tokens, **more}
+
+
+class MainJob:
+    """Runs the scenarios one after another; `say` gets a line of progress before each."""
+
+    def __init__(self, model: str, threads: int, peer: str | None, pairs: int, say: Callable[[str], None]) -> None:
+        self.model = model
+        self.threads = threads
+        self.peer_binary = peer
+        self.pairs = pairs
+        self.say = say
+        self.rows: list[Row] = []
+        self.numbers = iter(range(1, 1_000_000))
+        self.directory = Path(tempfile.mkdtemp(prefix="homeprefixd-bench-"))
+
+    def ours(self, name: str, *flags: str) -> Server:
+        """This daemon with a cache directory `name` of this run, 256 MiB hot and 2 GiB warm unless `flags` differ."""
+        sizes = [] if "--hot" in flags else ["--hot", "1GiB", "--warm", "4GiB"]
+        model = ["--model", self.model, "--threads", str(self.threads), "--ctx", "4096", *sizes]
+        return homeprefixd(self.directory / name, *model, *flags)
+
+    def peer(self) -> Server | None:
+        """llama-server with the same model, threads and context, or None."""
+        if self.peer_binary is None:
+            return None
+        flags = ["--threads", str(self.threads), "--ctx-size", "4096", "--parallel", "1", "--no-webui"]
+        return llama_server(self.peer_binary, self.model, *flags)
+
+    def run(self) -> list[Row]:
+        """All scenarios; leaves no process and no file behind."""
+        try:
+            for scenario in (self.reuse, self.saving, self.decode, self.conversations):
+                self.say(f"{scenario.__name__}: {(scenario.__doc__ or '').splitlines()[0]}")
+                scenario()
+            return self.rows
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def report(self, what: str, value: float, bar: float, at_most: bool, note: str) -> None:
+        """Append a row; `bar` is what `value` may be at most (or must be at least)."""
+        met = value <= bar if at_most else value >= bar
+        self.rows.append(Row(what, value, f"{'<=' if at_most else '>='} {bar:g}", met, note))
+
+    def left_out(self, what: str, why: str) -> None:
+        """Append a row that could not be measured."""
+        self.rows.append(Row(what, None, "", None, why))
+
+    # ------------------------------------------------------------------------------------------------- scenarios
+
+    def reuse(self) -> None:
+        """cold, hot, after a restart, and the peer's RAM hit"""
+        server, peer = self.ours("reuse"), self.peer()
+        with _running(server, peer):
+            cold = [ask(server.url, body(next(self.numbers), seed=seed)).ttft for seed in (101, 102, 0)]
+            if peer:
+                ask(peer.url, body(next(self.numbers)))
+            hot: list[Answer] = []
+            theirs: list[Answer] = []
+            for _ in range(self.pairs):
+                number = next(self.numbers)
+                hot.append(ask(server.url, body(number)))
+                if peer:
+                    theirs.append(ask(peer.url, body(number)))
+            restarted: list[Answer] = []
+            hot_after: list[Answer] = []
+            for _ in range(self.pairs):
+                server.stop()
+                server.start()
+                restarted.append(ask(server.url, body(next(self.numbers))))
+                hot_after.append(ask(server.url, body(next(self.numbers))))
+        hot_ttft = median(a.ttft for a in hot)
+        cold_ttft = median(cold)
+        ratio = median(a.ttft / b.ttft for a, b in zip(restarted, hot_after, strict=True))
+        after = median(a.ttft for a in restarted)
+        seconds = f"cold {cold_ttft:.2f} s, hot {hot_ttft * 1e3:.0f} ms, after a restart {after * 1e3:.0f} ms"
+        self.report("TTFT after a restart / hot", ratio, 1.3, True, seconds)
+        self.report("TTFT cold / after a restart", cold_ttft / after, 50, False, seconds)
+        if peer:
+            ratio = median(a.ttft / b.ttft for a, b in zip(hot, theirs, strict=True))
+            their_ttft = median(a.ttft for a in theirs)
+            self.report("TTFT hot / llama-server's RAM hit", ratio, 1.3, True, f"theirs {their_ttft * 1e3:.0f} ms")
+        else:
+            self.left_out("TTFT hot / llama-server's RAM hit", "no --llama-server")
+        for name, answers, bar in (("hot", hot, 3.0), ("warm", restarted, 1.0)):
+            tiers = [a.timings.get("cache_tiers", {}).get(name, 0) for a in answers]
+            per_token = server_bytes_per_token(answers)
+            rates = [a.timings["cache_n"] * per_token / a.timings["restore_ms"] / 1e6 for a in answers]
+            note = f"{median(tiers):.0f} tokens from {name} in {median(a.timings['restore_ms'] for a in answers):.1f} ms"
+            self.report(f"{name} tier to context, GB/s", median(rates), bar, False, note)
+
+    def saving(self) -> None:
+        """prefill with saving on and off, cold prompts"""
+        server = self.ours("saving")
+        with _running(server, None):
+            ratios = []
+            for pair in range(max(3, self.pairs // 2)):
+                on = {"cache_prompt": True}, 1000 + 2 * pair
+                off = {"cache_prompt": False}, 1001 + 2 * pair
+                times = {}
+                for more, seed in (on, off) if pair % 2 else (off, on):
+                    answer = ask(server.url, body(next(self.numbers), seed=seed, max_tokens=1, **more))
+                    rate = answer.timings["prompt_n"] / answer.timings["prompt_ms"]
+                    times[more["cache_prompt"]] = rate
+                    time.sleep(3)  # what was saved behind is written now, so that it slows nobody's turn but its own
+                ratios.append(times[True] / times[False])
+        self.report("prefill speed, saving on / off", median(ratios), 0.97, False, f"{len(ratios)} pairs")
+
+    def decode(self) -> None:
+        """decode speed of one stream beside the peer's"""
+        server, peer = self.ours("decode"), self.peer()
+        if peer is None:
+            self.left_out("decode speed / llama-server's", "no --llama-server")
+            return
+        messages = [{"role": "user", "content": "Tell a long story about a lighthouse keeper."}]
+        request = {"messages": messages, "temperature": 0, "max_tokens": 256, "ignore_eos": True}
+        with _running(server, peer):
+            ratios, rates = [], []
+            for pair in range(self.pairs):
+                order = (server, peer) if pair % 2 else (peer, server)
+                measured = {one.name: ask(one.url, request).decode_rate for one in order}
+                ratios.append(measured[server.name] / measured[peer.name])
+                rates.append(measured[server.name])
+        note = f"{median(rates):.1f} tokens/s, {len(ratios)} pairs"
+        self.report("decode speed / llama-server's", median(ratios), 0.97, False, note)
+
+    def conversations(self) -> None:
+        """ten conversations over one shared prefix: what the disk holds"""
+        server = self.ours("conversations")
+        with _running(server, None):
+            before = server.get("/cache/stats")["warm"]["bytes"]
+            last: Answer | None = None
+            for _ in range(10):
+                last = ask(server.url, body(next(self.numbers), max_tokens=48))
+            server.stop()
+            server.start()
+            stats = server.get("/cache/stats")
+            prefixes = server.get("/cache/prefixes?limit=100")["prefixes"]
+        used = stats["warm"]["bytes"] - before
+        payload = stats["warm"]["payload_bytes"]
+        total = sum(p["tokens"] for p in prefixes)
+        own = sum(p["own_tokens"] for p in prefixes)
+        note = f"{used / 1e6:.1f} MB for {payload / 1e6:.1f} MB of encoded nodes; {total} tokens in {len(prefixes)} paths"
+        note += f", {own} of them unshared; prompt {last.usage['prompt_tokens'] if last else 0}"
+        self.report("warm bytes / compressed size of distinct nodes", used / payload, 1.1, True, note)
+
+    def idle_processes(self, server: Server) -> dict[str, int]:
+        """RssAnon in bytes of the daemon and of its children, by command."""
+        if server.process is None:
+            return {}
+        parent = psutil.Process(server.process.pid)
+        return {" ".join(p.cmdline()[-8:]): rss_anon(p.pid) for p in [parent, *parent.children()]}
+
+
+def server_bytes_per_token(answers: list[Answer]) -> float:
+    """Bytes of KV state per token, as the daemon reports them."""
+    return float(answers[0].timings["kv_bytes_per_token"])
+
+
+def rss_anon(pid: int) -> int:
+    """RssAnon of a process in bytes (Linux)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+class _running:  # noqa: N801  # used as a function
+    """Servers that run for the length of a `with` block; None is left out."""
+
+    def __init__(self, *servers: Server | None) -> None:
+        self.servers = [s for s in servers if s is not None]
+
+    def __enter__(self) -> None:
+        for server in self.servers:
+            server.start()
+
+    def __exit__(self, *exc: object) -> None:
+        for server in self.servers:
+            server.__exit__(*exc)
+
+
+def as_json(rows: list[Row]) -> Iterator[dict[str, Any]]:
+    """The rows as plain objects."""
+    return (asdict(row) for row in rows)
