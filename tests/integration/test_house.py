@@ -1,0 +1,267 @@
+"""The whole house with the demo model: daemon, store and worker as a user starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from homeprefixd.bench.household import household_messages
+from homeprefixd.bench.server import Server, free_port, homeprefixd
+from homeprefixd.bench.stream import Answer, ask
+
+FLAGS = ["--ctx", "4096", "--threads", "2"]
+
+
+def body(question: str, *, size: int = 900, **more: Any) -> dict[str, Any]:
+    """A greedy request over the household prompt."""
+    return {"messages": household_messages(question, size=size), "temperature": 0, "max_tokens": 12, **more}
+
+
+def settled(server: Server) -> dict[str, Any]:
+    """The store's figures once nothing waits to be written."""
+    for _ in range(400):
+        stats: dict[str, Any] = server.get("/cache/stats")
+        if stats["queue"]["nodes"] == 0:
+            return stats
+        time.sleep(0.05)
+    pytest.fail(f"the write queue does not empty: {stats}")
+
+
+@pytest.fixture
+def server(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
+    with homeprefixd(
+        tmp_path / "cache", "--model", str(demo_model), *FLAGS, env={"HOMEPREFIXD_DEBUG_LOGITS": "1"}
+    ) as one:
+        yield one
+
+
+def computed(answer: Answer) -> int:
+    return int(answer.timings["prompt_n"])
+
+
+def test_a_prefix_is_computed_once_and_survives_a_restart(server: Server) -> None:
+    off = ask(server.url, body("Is the garden gate shut?", cache_prompt=False))
+    cold = ask(server.url, body("Is the garden gate shut?"))
+    hot = ask(server.url, body("Is the garden gate shut?"))
+    other = ask(server.url, body("Who is at home?"))
+    assert off.timings["cache_n"] == cold.timings["cache_n"] == 0
+    assert hot.timings["cache_tiers"] == {"hot": hot.usage["prompt_tokens"] - 1}
+    assert computed(hot) == 1
+    assert other.timings["cache_tiers"]["hot"] == other.timings["cache_n"] > 700
+
+    assert server.stop() == 0
+    server.start()
+    warm = ask(server.url, body("Is the garden gate shut?"))
+    assert warm.timings["cache_tiers"] == {"warm": warm.usage["prompt_tokens"] - 1}
+    new = ask(server.url, body("Which lamps are on?"))
+    assert computed(new) == new.usage["prompt_tokens"] - new.timings["cache_n"] < 64
+    assert off.text == cold.text == hot.text == warm.text
+    for answer in (cold, hot, other, warm, new):
+        assert answer.usage["prompt_tokens_details"]["cached_tokens"] == answer.timings["cache_n"]
+        assert computed(answer) + answer.timings["cache_n"] == answer.usage["prompt_tokens"]
+
+
+def test_exact_reuse_gives_bit_identical_logits(demo_model: Path, tmp_path: Path) -> None:
+    flags = ["--model", str(demo_model), *FLAGS, "--reuse", "exact"]
+    with homeprefixd(tmp_path / "cache", *flags, env={"HOMEPREFIXD_DEBUG_LOGITS": "1"}) as server:
+        off = ask(server.url, body("Is the garden gate shut?", cache_prompt=False))
+        cold = ask(server.url, body("Is the garden gate shut?"))
+        hot = ask(server.url, body("Is the garden gate shut?"))
+        assert server.stop() == 0
+        server.start()
+        warm = ask(server.url, body("Is the garden gate shut?"))
+        assert hot.timings["cache_tiers"]["hot"] == warm.timings["cache_tiers"]["warm"] >= 832
+        other = ask(server.url, body("Who is at home?"))
+    logits = {answer.timings["logits_sha256"] for answer in (off, cold, hot, warm)}
+    assert len(logits) == 1
+    assert logits != {""}
+    assert other.timings["logits_sha256"] not in logits
+
+
+def test_the_next_turn_starts_after_the_reply(server: Server) -> None:
+    first = ask(server.url, body("Tell me about the house.", max_tokens=100))
+    settled(server)
+    messages = household_messages("Tell me about the house.", size=900)
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And the garden?"}]
+    second = ask(server.url, {"messages": messages, "temperature": 0, "max_tokens": 8})
+    assert second.timings["cache_n"] >= first.usage["total_tokens"] - 2
+
+
+def test_shared_blocks_are_stored_once(server: Server) -> None:
+    ask(server.url, body("How warm is it?"))
+    one = settled(server)["warm"]["nodes"]
+    for number in range(3):
+        ask(server.url, body(f"How warm is room number {number}?"))
+    assert settled(server)["warm"]["nodes"] - one <= 3 * 2
+
+
+def test_two_apps_stream_at_once(server: Server) -> None:
+    ask(server.url, body("Hello."))  # the prefix is known, so that both decode at the same time
+    answers: dict[int, Answer] = {}
+
+    def app(number: int) -> None:
+        request = body(f"Story number {number}.", max_tokens=80, ignore_eos=True)
+        answers[number] = ask(server.url, request)
+
+    threads = [threading.Thread(target=app, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert answers[1].usage["completion_tokens"] == answers[2].usage["completion_tokens"] == 80
+    assert answers[1].arrivals[0] < answers[2].arrivals[-1]
+    assert answers[2].arrivals[0] < answers[1].arrivals[-1]
+
+
+def test_a_client_that_leaves_ends_its_work_and_loses_nothing(server: Server) -> None:
+    request = json.dumps({**body("Anything.", size=2200), "stream": True})
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/v1/chat/completions", request, {"Content-Type": "application/json"})
+    time.sleep(2.5)
+    assert connection.sock is not None
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    begin = time.monotonic()
+    quick = ask(server.url, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
+    assert quick.ttft < 8
+    again = ask(server.url, body("Anything.", size=2200))
+    assert again.timings["cache_n"] >= 64, f"nothing was kept ({time.monotonic() - begin:.1f} s)"
+
+
+def test_purge_reaches_every_tier(server: Server) -> None:
+    ask(server.url, body("Is the garden gate shut?"))
+    settled(server)
+    purged = server.post("/cache/purge", {"all": True})
+    assert purged["nodes"] > 10
+    stats = settled(server)
+    assert stats["hot"]["nodes"] == stats["warm"]["nodes"] == 0
+    assert ask(server.url, body("Is the garden gate shut?")).timings["cache_n"] == 0
+    [prefix] = server.get("/cache/prefixes")["prefixes"]
+    server.post("/cache/purge", {"prefix": prefix["id"]})
+    assert server.get("/cache/prefixes")["prefixes"] == []
+
+
+def test_a_dead_worker_comes_back_hot(server: Server) -> None:
+    before = ask(server.url, body("Is the garden gate shut?"))
+    assert server.process is not None
+    [worker] = [p for p in psutil.Process(server.process.pid).children() if "engine.worker" in " ".join(p.cmdline())]
+    worker.kill()
+    deadline = time.monotonic() + 60
+    while worker.is_running() or not server.healthy():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    after = ask(server.url, body("Is the garden gate shut?"))
+    assert after.text == before.text
+    assert after.timings["cache_tiers"] == {"hot": before.usage["prompt_tokens"] - 1}
+
+
+def test_nothing_outlives_the_daemon(server: Server) -> None:
+    assert server.process is not None
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(children) >= 2
+    server.kill()
+    _gone, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+
+
+def refused(*flags: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit status and stderr of a daemon that is expected not to start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "homeprefixd", "serve", "--port", str(free_port()), *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def test_refusals_at_start_say_what_to_change(demo_model: Path, tmp_path: Path) -> None:
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    text = tmp_path / "text.gguf"
+    text.write_text("this is not a model")
+    short = tmp_path / "short.gguf"
+    short.write_bytes(demo_model.read_bytes()[:3_000_000])
+    empty = tmp_path / "empty.gguf"
+    empty.touch()
+    file = tmp_path / "file"
+    file.touch()
+    busy = socket.socket()
+    busy.bind(("127.0.0.1", 0))
+    busy.listen()
+    cases: list[tuple[list[str], int, str]] = [
+        (["--model", str(tmp_path / "missing.gguf"), *cache], 3, "missing.gguf"),
+        (["--model", str(text), *cache], 3, "text.gguf"),
+        (["--model", str(short), *cache], 3, "short.gguf"),
+        (["--model", str(empty), *cache], 3, "empty.gguf"),
+        (["--model", str(tmp_path), *cache], 3, str(tmp_path)),
+        (["--model", str(demo_model), "--cache-dir", str(file / "below")], 6, str(file)),
+        (["--model", str(demo_model), "--port", str(busy.getsockname()[1]), *cache], 2, "port"),
+        (["--model", str(demo_model), "--hot", "lots", *cache], 2, "hot"),
+    ]
+    with contextlib.closing(busy):
+        for flags, status, word in cases:
+            got, said = refused(*flags)
+            assert got == status, (flags, got, said)
+            assert word in said, (flags, said)
+            assert "Traceback" not in said, (flags, said)
+
+
+def test_two_daemons_do_not_share_a_directory(server: Server, demo_model: Path, tmp_path: Path) -> None:
+    status, said = refused("--model", str(demo_model), "--cache-dir", str(tmp_path / "cache"))
+    assert status == 6
+    assert "in use" in said or "another" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="needs root to mount a small tmpfs")
+def test_a_full_disk_costs_nobody_an_error(demo_model: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], check=True)
+    try:
+        flags = ["--model", str(demo_model), *FLAGS, "--hot", "256MiB", "--warm", "1GiB"]
+        with homeprefixd(disk / "cache", *flags) as server:
+            first = ask(server.url, body("Is the garden gate shut?"))
+            time.sleep(3)
+            again = ask(server.url, body("Is the garden gate shut?"))
+            assert again.text == first.text
+            assert again.timings["cache_tiers"] == {"hot": first.usage["prompt_tokens"] - 1}
+            stats = server.get("/cache/stats")
+            assert stats["warm"]["state"] == "full"
+            assert server.stop() == 0
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_the_closed_store_can_be_listed_and_purged(server: Server, tmp_path: Path) -> None:
+    ask(server.url, body("Is the garden gate shut?"))
+    assert server.stop() == 0
+
+    def command(*words: str) -> Any:
+        argv = [sys.executable, "-m", "homeprefixd", *words, "--cache-dir", str(tmp_path / "cache"), "--json"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        return json.loads(done.stdout)
+
+    assert command("stats")["warm"]["nodes"] > 10
+    [prefix] = command("ls")["prefixes"]
+    assert prefix["tokens"] > 800
+    assert prefix["preview"]
+    assert command("purge", "--prefix", prefix["id"], "--yes")["nodes"] > 10
+    assert command("ls")["prefixes"] == []
