@@ -1,0 +1,466 @@
+"""Where settings come from: a TOML file, then `HOMEPREFIXD_*` variables, then flags, into one `config.Config`.
+
+Later sources win, key by key, and each value remembers its origin. Everything a person can get wrong is refused here,
+once, with the source, the key and what is allowed; what a setting means is in `config.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import shutil
+import tomllib
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from .config import Config
+from .errors import ConfigError
+
+PREFIX = "HOMEPREFIXD_"
+
+SYSTEM_FILE = Path("/etc/homeprefixd/config.toml")
+
+OTHER_VARIABLES: Mapping[str, str] = {
+    "HOMEPREFIXD_CONFIG": "the configuration file, where --config is not given",
+    "HOMEPREFIXD_DEBUG_LOGITS": "1: replies carry a hash of the first token's logits (`timings.logits_sha256`)",
+    "HOMEPREFIXD_TRACEBACK": "1: the command shows the traceback of an unexpected error",
+}
+"""Variables that are not settings, with their meaning. Every other `HOMEPREFIXD_*` must name a setting."""
+
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+KV_TYPES_WITHOUT_FLASH = ("f16", "bf16", "f32")
+
+_SIZES = frozenset({"server.max_body", "cache.hot", "cache.warm", "cache.write_queue"})
+_AUTOMATIC = frozenset({"model.ctx", "model.pool", "model.threads", "cache.hot", "cache.warm", "cache.write_queue"})
+_UNITS = {
+    unit.lower(): factor
+    for power, letter in enumerate("KMGT", start=1)
+    for unit, factor in ((f"{letter}iB", 1024**power), (f"{letter}B", 1000**power))
+} | {"": 1, "b": 1}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting: its place in the tree, type and default."""
+
+    section: str
+    name: str
+    kind: Literal["str", "int", "float", "bool", "size", "choice"]
+    default: Any
+    choices: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """As it is written in messages: `server.port`."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return f"{PREFIX}{self.section}_{self.name}".upper()
+
+    @property
+    def automatic(self) -> bool:
+        """Does 0 mean "choose what fits"? Then "auto" may be written for it."""
+        return self.path in _AUTOMATIC
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from."""
+
+    kind: Literal["default", "file", "environment", "flag"]
+    name: str  # "default", "PATH:LINE", "HOMEPREFIXD_SERVER_PORT", "--port"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DEFAULT = Origin("default", "default")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag that was given on the command line, as text."""
+
+    name: str  # "--port"
+    text: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What percentages are of, in bytes; asked only where one is used."""
+
+    memory: Callable[[], int]
+    disk: Callable[[Path], int]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked configuration and the origin of each value, by its path (`server.port`)."""
+
+    config: Config
+    origins: Mapping[str, Origin]
+    file: Path | None
+
+
+def keys() -> dict[str, Key]:
+    """All settings by path, in the tree's order."""
+    found: dict[str, Key] = {}
+    for section in msgspec.structs.fields(Config):
+        for item in msgspec.structs.fields(section.type):
+            found[f"{section.name}.{item.name}"] = _key(section.name, item)
+    return found
+
+
+def _key(section: str, item: msgspec.structs.FieldInfo) -> Key:
+    path = f"{section}.{item.name}"
+    if typing.get_origin(item.type) is Literal:
+        return Key(section, item.name, "choice", item.default, tuple(typing.get_args(item.type)))
+    if path == "model.kv_type":
+        return Key(section, item.name, "choice", item.default, KV_TYPES)
+    if path in _SIZES:
+        return Key(section, item.name, "size", item.default)
+    return Key(section, item.name, item.type.__name__, item.default)
+
+
+# ------------------------------------------------------------------------------------------------------- the sources
+
+
+def load(
+    *,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Flag] | None = None,
+    config_file: Flag | None = None,
+    machine: Machine | None = None,
+    system_file: Path = SYSTEM_FILE,
+) -> Loaded:
+    """Read every source and check the result.
+
+    `flags` has the flags that were given, by the path of their setting; `config_file` is `--config`.
+    Raises ConfigError, which names the source, the key and what is allowed.
+    """
+    machine = machine or this_machine()
+    known = keys()
+    file = find_file(environ, config_file, system_file)
+    given: dict[str, tuple[Origin, Any]] = {}
+    if file is not None:
+        given |= _from_file(file, known)
+    given |= _from_environment(environ, known)
+    for path, flag in (flags or {}).items():
+        given[path] = Origin("flag", flag.name), flag.text
+
+    values: dict[str, Any] = {path: key.default for path, key in known.items()}
+    origins: dict[str, Origin] = dict.fromkeys(known, DEFAULT)
+    percent: dict[str, float] = {}
+    for path, (origin, value) in given.items():
+        values[path] = _parse(known[path], value, origin, percent)
+        origins[path] = origin
+    _resolve_paths(values, origins, file)
+    _resolve_percent(percent, values, environ, machine)
+    _check(values, origins)
+    tree: dict[str, dict[str, Any]] = {}
+    for path, key in known.items():
+        tree.setdefault(key.section, {})[key.name] = values[path]
+    return Loaded(msgspec.convert(tree, Config), origins, file)
+
+
+def find_file(
+    environ: Mapping[str, str], config_file: Flag | None = None, system_file: Path = SYSTEM_FILE
+) -> Path | None:
+    """The configuration file: `--config`, `$HOMEPREFIXD_CONFIG`, the user's own, the system's; None if there is none.
+
+    One file is read. A file that was named must exist: ConfigError.
+    """
+    variable = f"{PREFIX}CONFIG"
+    named = config_file or (Flag(variable, environ[variable]) if environ.get(variable) else None)
+    if named is not None:
+        path = Path(named.text).expanduser()
+        if not os.path.isfile(path):
+            raise ConfigError(f"{named.name}: there is no readable file {path}; name a TOML file, or leave it out")
+        return path
+    for place in (user_file(environ), system_file):
+        if place is not None and os.path.isfile(place):  # unlike Path's, False where a directory may not be entered
+            return place
+    return None
+
+
+def user_file(environ: Mapping[str, str]) -> Path | None:
+    """`$XDG_CONFIG_HOME/homeprefixd/config.toml`, or the same below `~/.config`; None without a home."""
+    base = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else "")
+    return Path(base) / "homeprefixd" / "config.toml" if base else None
+
+
+def cache_directory(configured: str, environ: Mapping[str, str]) -> Path:
+    """Where the store lies: as configured, else `$CACHE_DIRECTORY` (systemd), else below `$XDG_CACHE_HOME`.
+
+    Raises ConfigError where none of them is there.
+    """
+    if configured:
+        return Path(configured).expanduser()
+    if environ.get("CACHE_DIRECTORY"):
+        return Path(environ["CACHE_DIRECTORY"].split(":")[0])
+    base = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
+    if not base:
+        raise ConfigError("no cache directory: set cache.dir (or --cache-dir); neither CACHE_DIRECTORY nor HOME is set")
+    return Path(base) / "homeprefixd"
+
+
+def this_machine() -> Machine:
+    """Sizes of the machine that this runs on."""
+
+    def memory() -> int:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def disk(path: Path) -> int:
+        place = path.absolute()
+        while not place.exists():
+            place = place.parent
+        return shutil.disk_usage(place).total
+
+    return Machine(memory, disk)
+
+
+def _from_file(file: Path, known: Mapping[str, Key]) -> dict[str, tuple[Origin, Any]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is not UTF-8 text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: is not TOML: {error}") from error
+    lines = _lines(text)
+    sections = {key.section for key in known.values()}
+    given: dict[str, tuple[Origin, Any]] = {}
+    for section, table in tree.items():
+        place = f"{file}:{lines.get(section, lines.get(f'{section}.', 1))}"
+        if section not in sections:
+            raise ConfigError(f"{place}: {_unknown_section(section, sections, known)}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{place}: {section} is a section: write [{section}] and its settings below it")
+        for name, value in table.items():
+            place = f"{file}:{lines.get(f'{section}.{name}', 1)}"
+            path = f"{section}.{name}"
+            if path not in known:
+                names = [key.name for key in known.values() if key.section == section]
+                raise ConfigError(f"{place}: {_unknown(path, name, names, known)}")
+            given[path] = Origin("file", place), value
+    return given
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Line numbers of sections ("server.") and settings ("server.port"). Good enough for messages, no more."""
+    found: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
+            section = f"{header[1]}."
+            found.setdefault(section, number)
+        elif setting := re.match(r"\s*([\w.-]+)\s*=", line):
+            found.setdefault(section + setting[1], number)
+    return found
+
+
+def _from_environment(environ: Mapping[str, str], known: Mapping[str, Key]) -> dict[str, tuple[Origin, Any]]:
+    variables = {key.variable: path for path, key in known.items()}
+    given: dict[str, tuple[Origin, Any]] = {}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
+            continue
+        if name not in variables:
+            near = _near(name, [*variables, *OTHER_VARIABLES])
+            raise ConfigError(f"{name}: there is no such variable{near}; `homeprefixd config show` lists the settings")
+        given[variables[name]] = Origin("environment", name), environ[name]
+    return given
+
+
+# --------------------------------------------------------------------------------------------------------- messages
+
+
+def _near(word: str, words: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _unknown_section(section: str, sections: Iterable[str], known: Mapping[str, Key]) -> str:
+    inside = [key.section for key in known.values() if key.name == section]
+    if inside:
+        return f"{section} belongs below [{inside[0]}]"
+    listed = ", ".join(f"[{name}]" for name in sorted(sections))
+    return f"there is no section or setting {section}{_near(section, sections)}; sections are {listed}"
+
+
+def _unknown(path: str, name: str, names: Iterable[str], known: Mapping[str, Key]) -> str:
+    elsewhere = [key.path for key in known.values() if key.name == name]
+    near = f"; did you mean {elsewhere[0]}?" if elsewhere else _near(name, names)
+    return f"there is no setting {path}{near}; [{path.split('.')[0]}] has {', '.join(names)}"
+
+
+def _refuse(origin: Origin, path: str, value: Any, allowed: str) -> typing.NoReturn:
+    raise ConfigError(f"{origin}: {path} cannot be {value!r}; allowed: {allowed}", param=path)
+
+
+# ----------------------------------------------------------------------------------------------------------- values
+
+
+def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> Any:
+    """`value` from any source as the setting's type. A percentage is put into `percent` for later."""
+    if key.automatic and isinstance(value, str) and value.strip().lower() == "auto":
+        return 0
+    match key.kind:
+        case "str":
+            return value if isinstance(value, str) else _refuse(origin, key.path, value, "text")
+        case "choice":
+            near = _near(value, key.choices) if isinstance(value, str) else ""
+            return value if value in key.choices else _refuse(origin, key.path, value, ", ".join(key.choices) + near)
+        case "bool":
+            return _boolean(key, value, origin)
+        case "int":
+            return _whole(key, value, origin)
+        case "float":
+            return _real(key, value, origin)
+        case "size":
+            return _size(key, value, origin, percent)
+
+
+def _boolean(key: Key, value: Any, origin: Origin) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and origin.kind != "file" and value.strip().lower() in _WORDS:
+        return _WORDS[value.strip().lower()]
+    _refuse(origin, key.path, value, "true or false")
+
+
+def _whole(key: Key, value: Any, origin: Origin) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and origin.kind != "file" and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
+        return int(value)
+    _refuse(origin, key.path, value, "a whole number" + (", or auto" if key.automatic else ""))
+
+
+def _real(key: Key, value: Any, origin: Origin) -> float:
+    if isinstance(value, str) and origin.kind != "file":
+        try:
+            value = float(value)
+        except ValueError:
+            _refuse(origin, key.path, value, "a number of seconds, such as 2 or 0.5")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        _refuse(origin, key.path, value, "a number of seconds, such as 2 or 0.5")
+    return float(value)
+
+
+def _size(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> int:
+    share = {"cache.hot": "memory", "cache.warm": "the disk"}.get(key.path)
+    allowed = "a size such as 20GiB, 500MB or a number of bytes"
+    if share:
+        allowed += f", or a share of {share} such as 10%"
+    if key.automatic:
+        allowed += ", or auto"
+    if isinstance(value, str):
+        found = _PERCENT.fullmatch(value.strip())
+        if found and share:
+            if not 0 < float(found[1]) <= 100:
+                _refuse(origin, key.path, value, "more than 0% and at most 100%")
+            percent[key.path] = float(found[1])
+            return 0
+        size = parse_size(value)
+        return size if size is not None else _refuse(origin, key.path, value, allowed)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        _refuse(origin, key.path, value, allowed)
+    return value
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of `20GiB`, `500MB` (decimal), `1.5 GiB` or `1048576`; None if it is no size."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found or found[2].lower() not in _UNITS:
+        return None
+    if not found[2] and "." in found[1]:
+        return None
+    return round(float(found[1]) * _UNITS[found[2].lower()]) if found[2] else int(found[1])
+
+
+def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: Path | None) -> None:
+    """`~` is the home; what a file names is relative to the file, what a person types to where they are."""
+    for path in ("model.path", "model.chat_template", "cache.dir"):
+        text = values[path]
+        if not text or (path == "model.chat_template" and re.search(r"[\n{]", text)):
+            continue  # a template may be given as its text
+        place = Path(text).expanduser()
+        if origins[path].kind == "file" and file is not None:
+            place = file.absolute().parent / place
+        values[path] = str(place.absolute())
+
+
+def _resolve_percent(
+    percent: Mapping[str, float], values: dict[str, Any], environ: Mapping[str, str], machine: Machine
+) -> None:
+    if "cache.hot" in percent:
+        values["cache.hot"] = max(1, int(machine.memory() * percent["cache.hot"] / 100))
+    if "cache.warm" in percent:
+        place = cache_directory(values["cache.dir"], environ)
+        values["cache.warm"] = max(1, int(machine.disk(place) * percent["cache.warm"] / 100))
+
+
+# ----------------------------------------------------------------------------------------------------------- checks
+
+
+def _between(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: low <= value <= high
+
+
+_MIB = 1 << 20
+
+_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "server.host": (lambda value: bool(value.strip()), "an address to listen on, such as 127.0.0.1 or 0.0.0.0"),
+    "server.port": (_between(0, 65535), "1 to 65535, or 0 for any free port"),
+    "server.max_body": (_between(1024, 1 << 40), "at least 1KiB"),
+    "server.grace": (_between(0, 3600), "0 to 3600 seconds"),
+    "server.keep_alive": (_between(0.1, 3600), "0.1 to 3600 seconds"),
+    "model.ctx": (lambda value: value == 0 or 64 <= value <= 1 << 26, "at least 64 tokens, or auto (0)"),
+    "model.pool": (lambda value: value == 0 or 64 <= value <= 1 << 28, "at least 64 cells, or auto (0)"),
+    "model.parallel": (_between(1, 64), "1 to 64"),
+    "model.threads": (_between(0, 1024), "1 to 1024, or auto (0)"),
+    "model.batch": (lambda value: 64 <= value <= 65536 and value % 64 == 0, "a multiple of 64, from 64 to 65536"),
+    "model.gpu_layers": (_between(-1, 10000), "0 to 10000, or -1 for all"),
+    "model.template_timeout": (_between(0.01, 600), "0.01 to 600 seconds"),
+    "model.max_queue": (_between(1, 100_000), "1 to 100000"),
+    "model.max_stall": (_between(0.01, 600), "0.01 to 600 seconds"),
+    "cache.hot": (lambda value: value == 0 or value >= _MIB, "at least 1MiB, or auto (0); reuse = off does without"),
+    "cache.warm": (lambda value: value == 0 or value >= _MIB, "at least 1MiB, or auto (0); reuse = off does without"),
+    "cache.compression": (_between(0, 19), "0 (raw) to 19"),
+    "cache.tail_delay": (_between(0, 3600), "0 to 3600 seconds"),
+    "cache.write_queue": (lambda value: value == 0 or value >= _MIB, "at least 1MiB, or auto (0)"),
+}
+
+
+def _check(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
+    for path, (holds, allowed) in _CHECKS.items():
+        if not holds(values[path]):
+            _refuse(origins[path], path, values[path], allowed)
+    if values["model.kv_type"] not in KV_TYPES_WITHOUT_FLASH and not values["model.flash_attention"]:
+        raise ConfigError(
+            f"{origins['model.kv_type']}: model.kv_type {values['model.kv_type']!r} needs flash attention, which is off"
+            f" by {origins['model.flash_attention']}; set model.flash_attention = true, or one of"
+            f" {', '.join(KV_TYPES_WITHOUT_FLASH)}",
+            param="model.kv_type",
+        )
+    if 0 < values["model.pool"] < values["model.ctx"]:
+        raise ConfigError(
+            f"{origins['model.pool']}: model.pool cannot be {values['model.pool']}: it holds every request's tokens, so"
+            f" allowed: at least model.ctx ({values['model.ctx']}, {origins['model.ctx']}), or auto (0)",
+            param="model.pool",
+        )
