@@ -10,7 +10,6 @@ import difflib
 import math
 import os
 import re
-import shutil
 import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -217,16 +216,17 @@ def cache_directory(configured: str, environ: Mapping[str, str]) -> Path:
 
 
 def this_machine() -> Machine:
-    """Sizes of the machine that this runs on."""
+    """Sizes of the machine that this runs on. Looked up when asked for: most starts need none."""
 
     def memory() -> int:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        from .machine import total_memory
+
+        return total_memory()
 
     def disk(path: Path) -> int:
-        place = path.absolute()
-        while not place.exists():
-            place = place.parent
-        return shutil.disk_usage(place).total
+        from .machine import total_disk
+
+        return total_disk(path)
 
     return Machine(memory, disk)
 
