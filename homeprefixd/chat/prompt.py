@@ -1,0 +1,249 @@
+"""From messages to the text of a prompt, by the model's own chat template.
+
+Runs in the worker. Knows nothing of llama.cpp, of tokens or of HTTP.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import jinja2
+
+from ..errors import HomeprefixdError, ModelError, RequestError
+from ..frames import Message
+from .sandbox import ChatEnvironment, TemplateRaisedError
+
+MAX_TEXT = 64 << 20
+"""Characters of a rendered prompt; the longest context known takes about a tenth of it."""
+
+_OWN_NAMES = frozenset({"messages", "tools"})
+_PATIENCE = 0.5  # seconds that an interrupted thread gets; one in a long call of C code ends after it
+
+NO_TEMPLATE = (
+    "This model's file has no chat template, so it cannot take messages. Set `model.chat_template` (in the file given"
+    " with --config) to a jinja template's path, or send a finished prompt to /v1/completions."
+)
+
+
+class _TimeUp(BaseException):
+    """Raised inside the rendering thread. No Exception, so that nothing in a template's way catches it."""
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of a tool call for templates of both habits: an object (`arguments | tojson`, `arguments.items()`),
+    and the text that the client sent (`'...' + arguments`, `{{ arguments }}`).
+    """
+
+    def __init__(self, values: dict[str, Any], text: str) -> None:
+        super().__init__(values)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: object) -> str:
+        return self._text + other if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: object) -> str:
+        return other + self._text if isinstance(other, str) else NotImplemented
+
+
+def _arguments(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Arguments(value, json.dumps(value, ensure_ascii=False))
+    if isinstance(value, str):
+        if not value.strip():
+            return Arguments({}, value)
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            return value  # a model's slip in the history; templates that can print text print it
+        if isinstance(parsed, dict):
+            return Arguments(parsed, value)
+    return value
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or "arguments" not in function:
+        return call
+    return {**call, "function": {**function, "arguments": _arguments(function["arguments"])}}
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: a dict without what is None, only `content` is always there.
+
+    No content is "", as in llama.cpp: most templates print it unconditionally, and would print the word None.
+    """
+    plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, key)
+        if value is not None:
+            plain[key] = value
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return plain
+
+
+class PromptBuilder:
+    """A compiled chat template. Thread-safe.
+
+    `bos`, `eos`: text of those tokens, "" where the model has none. A template that prints `bos_token` gives a prompt
+    that begins with it: tokenise it as special text and add no second one. `timeout`: seconds that rendering may take.
+    Raises ModelError if the template does not compile. An empty `template_source` is a model without one: `render`
+    says so.
+    """
+
+    def __init__(
+        self,
+        template_source: str,
+        bos: str,
+        eos: str,
+        timeout: float,
+        *,
+        max_text: int = MAX_TEXT,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._timeout = timeout
+        self._max_text = max_text
+        self._tokens = {"bos_token": bos, "eos_token": eos}
+        self._template: jinja2.Template | None = None
+        if not template_source.strip():
+            return
+        try:
+            self._template = ChatEnvironment(max_text, now).from_string(template_source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(
+                f"The chat template does not compile: line {error.lineno}: {error.message}."
+                " Set `model.chat_template` to a template that does.",
+                code="bad_chat_template",
+            ) from error
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
+            raise ModelError(
+                f"The chat template does not compile: {error}. Set `model.chat_template` to a template that does.",
+                code="bad_chat_template",
+            ) from error
+
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
+    def render(self, messages: list[Message], tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]) -> str:
+        """The prompt, up to where the assistant's reply begins.
+
+        `kwargs` are the client's `chat_template_kwargs`. Raises RequestError: the template refuses these messages
+        (then with the template's own words) or fails on them, the time is up, or the prompt is too long.
+        """
+        template = self._template
+        if template is None:
+            raise RequestError(NO_TEMPLATE, param="messages", code="no_chat_template")
+        if taken := _OWN_NAMES.intersection(kwargs):
+            raise RequestError(
+                f"`chat_template_kwargs` must not contain {' or '.join(sorted(taken))}: they are fields of their own.",
+                param="chat_template_kwargs",
+            )
+        variables = {
+            **self._tokens,
+            "documents": None,  # transformers defines it always
+            "add_generation_prompt": True,
+            **kwargs,
+            "messages": [template_message(message) for message in messages],
+            "tools": tools or None,
+        }
+        return _Rendering(template, variables, self._timeout, self._max_text).result()
+
+
+class _Rendering:
+    """One render in a thread of its own, which can be interrupted at any time without harm to others.
+
+    There is one ticket. The thread takes it when it is done; the caller takes it when the time is up, and may then
+    send the one exception. A thread that finds the ticket gone waits until the exception was sent and ends by it. So
+    the thread is alive when the exception is sent: it cannot reach another thread that got the same id, let alone the
+    caller. No lock is held in the thread, so none can be left locked.
+    """
+
+    def __init__(self, template: jinja2.Template, variables: dict[str, Any], timeout: float, max_text: int) -> None:
+        self._template = template
+        self._variables = variables
+        self._timeout = timeout
+        self._max_text = max_text
+        self._ticket = [True]  # list.pop is atomic
+        self._sent = threading.Event()
+        self._outcome: str | HomeprefixdError | None = None  # None: interrupted
+
+    def result(self) -> str:
+        thread = threading.Thread(target=self._run, name="render", daemon=True)
+        thread.start()
+        thread.join(self._timeout)
+        if self._take_ticket():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_TimeUp))
+            self._sent.set()
+            thread.join(_PATIENCE)
+        outcome = self._outcome
+        if isinstance(outcome, HomeprefixdError):
+            raise outcome
+        if outcome is None:
+            raise RequestError(
+                f"The chat template took longer than {self._timeout:g} s for these messages. Send less, or raise"
+                " `model.template_timeout`.",
+                param="messages",
+                code="template_timeout",
+            )
+        return outcome
+
+    def _take_ticket(self) -> bool:
+        try:
+            return self._ticket.pop()
+        except IndexError:
+            return False
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._outcome = self._render()
+            except Exception as problem:
+                self._outcome = self._explain(problem)
+            if not self._take_ticket():
+                self._sent.wait()
+                for _ in range(10_000):  # it strikes here; bounded, should something have swallowed it before
+                    pass
+        except _TimeUp:
+            pass  # sent once, so nothing can strike from here on
+
+    def _render(self) -> str:
+        deadline = time.monotonic() + self._timeout
+        pieces: list[str] = []
+        size = 0
+        for piece in self._template.generate(self._variables):
+            pieces.append(piece)
+            size += len(piece)
+            if size > self._max_text:
+                raise RequestError(
+                    f"The chat template made a prompt of more than {self._max_text} characters.", param="messages"
+                )
+            if time.monotonic() > deadline:
+                break  # the caller sees it too, and says so
+        else:
+            return "".join(pieces)
+        self._sent.wait()
+        raise _TimeUp
+
+    @staticmethod
+    def _explain(problem: Exception) -> HomeprefixdError:
+        if isinstance(problem, HomeprefixdError):
+            return problem
+        if isinstance(problem, TemplateRaisedError):
+            return RequestError(str(problem.message), param="messages", code="template_refused")
+        what = str(problem) or type(problem).__name__
+        return RequestError(
+            f"The model's chat template failed on these messages: {what}. If they are as they should be, set"
+            " `model.chat_template` to a template that takes them.",
+            param="messages",
+            code="template_failed",
+        )

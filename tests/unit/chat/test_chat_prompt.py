@@ -1,0 +1,283 @@
+# ruff: noqa: E501 (templates read best on one line)
+"""Prompts by templates: what they expect is there, what they may not do is refused, and none runs for ever."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from homeprefixd.chat.prompt import PromptBuilder
+from homeprefixd.errors import ModelError, RequestError
+from homeprefixd.frames import Message
+
+HELLO = [Message("user", "Hello")]
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def builder(source: str, timeout: float = 5.0, **more: Any) -> PromptBuilder:
+    return PromptBuilder(source, "<s>", "</s>", timeout, **more)
+
+
+def render(source: str, messages: list[Message] | None = None, tools: Any = None, **kwargs: Any) -> str:
+    return builder(source).render(HELLO if messages is None else messages, tools, kwargs)
+
+
+def test_chatml() -> None:
+    messages = [Message("system", "Be brief."), Message("user", "Hi <b> & 'é'")]
+    assert render(CHATML, messages) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <b> & 'é'<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ bos_token }}|{{ eos_token }}", "<s>|</s>"),
+        (
+            "{%- for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "02",
+        ),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),  # trim_blocks, lstrip_blocks
+        ("{{ strftime_now('%d %b %Y') }}", "05 Nov 2026"),
+        ("{{ tools is none }} {{ documents is none }}", "True True"),
+        ("{{ messages[0].name is defined }}{{ messages[0].tool_calls is defined }}", "FalseFalse"),
+        ("{% generation %}a{{ 1 + 1 }}{% endgeneration %}", "a2"),
+        ("{{ {'b': '<é>&', 'a': 1} | tojson }}", '{"b": "<é>&", "a": 1}'),
+        ("{{ {'b': 'é', 'a': [1]} | tojson(sort_keys=true, ensure_ascii=true) }}", '{"a": [1], "b": "\\u00e9"}'),
+        ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
+        ("{{ {'b': 1} | tojson(separators=(',', ':')) }}", '{"b":1}'),
+        ("{{ 'a' ~ 1 ~ none }}{{ 'ab' * 2 }}{{ 'x' + 'y' }}{{ 7 % 4 }}{{ '%s-%02d' % ('a', 7) }}", "a1Noneababxy3a-07"),
+        ("{{ '{:02d}|{}'.format(7, 'b') }}{{ 'a,b'.split(',') | join('-') }}{{ 'aXb'.replace('X', '') }}", "07|ba-bab"),
+        (
+            "{{ 'a\nb' | indent(2) }}{{ 'x' | center(3) }}{{ 'ab' | replace('b', 'c') }}{{ '%s' | format(1) }}",
+            "a\n  b x ac1",
+        ),
+        (
+            "{% macro m(x) %}[{{ x }}{{ caller() }}]{% endmacro %}{% call m(1) %}!{% endcall %}{% set s %}z{% endset %}{{ s }}",
+            "[1!]z",
+        ),
+        ("{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
+    ],
+)
+def test_what_templates_expect(source: str, expected: str) -> None:
+    assert builder(source, now=lambda: datetime(2026, 11, 5)).render(HELLO, None, {}) == expected
+
+
+def test_kwargs_and_tools_reach_the_template_in_order() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": 2}}}]
+    source = "{{ tools | tojson }}{{ enable_thinking }}{{ add_generation_prompt }}"
+    assert render(source, tools=tools, enable_thinking=False, add_generation_prompt=False) == (
+        json.dumps(tools) + "FalseFalse"
+    )
+    with pytest.raises(RequestError, match="messages") as caught:
+        builder(source).render(HELLO, None, {"messages": []})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_no_content_is_empty_text() -> None:
+    assert render("[{{ messages[0].content }}]", [Message("assistant", None)]) == "[]"
+
+
+def test_reasoning_and_tool_results() -> None:
+    messages = [Message("assistant", "x", reasoning_content="because"), Message("tool", "3", "f", tool_call_id="c1")]
+    source = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    assert render(source, messages) == (
+        '{"role": "assistant", "content": "x", "reasoning_content": "because"}'
+        '{"role": "tool", "content": "3", "name": "f", "tool_call_id": "c1"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ a | tojson }}", '{"z": "é", "a": [1]}'),
+        ("{% if a is string %}text{% else %}{{ a.z }}{% endif %}", "é"),
+        ("{{ a is mapping }}{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}", "Truez=é;a=[1];"),
+        ("{{ '<' + a + '>' }}", '<{"z":"é","a":[1]}>'),
+        ("{{ '<' ~ a ~ '>' }}{{ a }}", '<{"z":"é","a":[1]}>{"z":"é","a":[1]}'),
+        ("{{ a | string | length }}", "17"),
+    ],
+)
+def test_arguments_of_tool_calls_are_objects_that_also_print_as_sent(source: str, expected: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"z":"é","a":[1]}'}}
+    get = "{% set a = messages[0].tool_calls[0].function.arguments %}"
+    assert render(get + source, [Message("assistant", None, tool_calls=[call])]) == expected
+    assert call["function"]["arguments"] == '{"z":"é","a":[1]}'  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"), [("not json", "not json"), ("[1]", "[1]"), ("", ""), ({"a": 1}, '{"a": 1}')]
+)
+def test_odd_arguments(sent: Any, expected: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": sent}}
+    assert (
+        render("{{ messages[0].tool_calls[0].function.arguments }}", [Message("assistant", tool_calls=[call])])
+        == expected
+    )
+
+
+def test_raise_exception_is_the_users_message() -> None:
+    with pytest.raises(RequestError, match=r"^Roles must alternate!$") as caught:
+        render("a{{ raise_exception('Roles must alternate!') }}")
+    assert caught.value.code == "template_refused"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 / 0 }}",
+        "{{ messages[7].content.x }}",
+        "{{ 'a' + 1 }}",
+        "{{ {}.x | tojson }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_other_failures_name_the_setting(source: str) -> None:
+    with pytest.raises(RequestError, match=r"model\.chat_template"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% nosuch %}", "{{ x | nosuch }}"])
+def test_a_template_that_does_not_compile(source: str) -> None:
+    with pytest.raises(ModelError, match=r"does not compile.*model\.chat_template"):
+        builder(source)
+
+
+@pytest.mark.parametrize("source", ["", " \n"])
+def test_a_model_without_a_template_names_the_setting(source: str) -> None:
+    without = builder(source)
+    assert not without.has_template
+    with pytest.raises(RequestError, match=r"model\.chat_template.*--config"):
+        without.render(HELLO, None, {})
+
+
+ESCAPES = [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update({}) }}",
+    "{{ raise_exception.__globals__.x }}",
+    "{{ '{0.__class__.__mro__}'.format(1) }}",
+    "{{ self.__init__.__globals__ }}",
+]
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_the_sandbox_holds(source: str) -> None:
+    with pytest.raises(RequestError):
+        render(source)
+
+
+BOMBS = [
+    "{{ 'x' * 10000000000 }}",
+    "{{ ['x'] * 10000000000 }}",
+    "{{ 10000000000 * 'x' }}",
+    "{{ (2 ** 10000000000) % 2 }}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
+    "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = m(ns.s) %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('x', 'xx') %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s | replace('x', 'xx') %}{% endfor %}",
+    "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}",
+    "{{ range(1000000000) | list }}",
+    "{{ 'x' | center(10000000000) }}",
+    "{{ 'x'.ljust(10000000000) }}",
+    "{{ '%10000000000d' % 1 }}",
+    "{{ '%*d' % (10000000000, 1) }}",
+    "{{ '{:>10000000000}'.format(1) }}",
+    "{{ '{:>{}}'.format(1, 10000000000) }}",
+    "{{ ('x\n' * 10000) | indent(999999) }}",
+    "{{ '%0100000d' | format(1) }}",
+    "{{ [1] | tojson(indent=10000000000) }}",
+    "{{ (1).to_bytes(10000000000, 'big') }}",
+    "{% set big = 'x' * 60000000 %}{{ '%s%s%s' % (big, big, big) }}",
+]
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_memory_is_bounded(source: str) -> None:
+    """In a process that may not take more than 1 GiB: it would fail with MemoryError, which is not said so."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "from homeprefixd.chat.prompt import PromptBuilder\nfrom homeprefixd.frames import Message\n"
+        "from homeprefixd.errors import RequestError\n"
+        "try: PromptBuilder(sys.argv[1], '', '', 5.0).render([Message('user', 'x')], None, {})\n"
+        "except RequestError as error: print(error.code, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, source], capture_output=True, text=True, timeout=60, check=True)
+    assert any(word in done.stdout for word in ("more than", "huge", "too big", "Range")), done.stdout
+
+
+def test_an_endless_template_is_stopped_in_time() -> None:
+    endless = builder(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        0.1,
+    )
+    began = time.monotonic()
+    with pytest.raises(RequestError, match=r"model\.template_timeout") as caught:
+        endless.render(HELLO, None, {})
+    assert time.monotonic() - began < 1.0
+    assert caught.value.code == "template_timeout"
+    assert not [thread for thread in threading.enumerate() if thread.name == "render"]
+
+
+def test_an_endless_template_that_prints_is_stopped_in_time() -> None:
+    endless = builder(
+        "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}", 0.1, max_text=1 << 60
+    )
+    with pytest.raises(RequestError, match=r"model\.template_timeout"):
+        endless.render(HELLO, None, {})
+    assert not [thread for thread in threading.enumerate() if thread.name == "render"]
+
+
+def test_the_interrupt_never_hits_anybody_else() -> None:
+    """Renders that end at about their time limit, many at once: each gives its text or the time-out, nothing else."""
+    source = "{% for a in range(1500) %}{% endfor %}ok"
+    began = time.perf_counter()
+    render(source)
+    usual = time.perf_counter() - began
+    slow = [builder(source, usual * factor / 10) for factor in range(1, 100)]
+    outcomes: dict[str, int] = {}
+
+    def one(i: int) -> str:
+        for _ in range(20):  # code for a stray exception to hit
+            json.dumps({"a": 1})
+        try:
+            return slow[i % len(slow)].render(HELLO, None, {})
+        except RequestError as error:
+            return str(error.code)
+
+    with ThreadPoolExecutor(4) as pool:
+        for outcome in pool.map(one, range(2000)):
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    assert set(outcomes) == {"ok", "template_timeout"}, outcomes
+    # Nothing is pending here either.
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None) == 1
+
+
+def test_many_threads_render_at_once() -> None:
+    shared = builder(CHATML)
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda i: shared.render([Message("user", f"n{i}")], None, {}), range(200)))
+    assert all(f"user\nn{i}<|im_end|>" in text for i, text in enumerate(texts))
+
+
+def test_a_render_is_cheap() -> None:
+    shared = builder(CHATML)
+    shared.render(HELLO, None, {})
+    began = time.perf_counter()
+    for _ in range(100):
+        shared.render(HELLO, None, {})
+    assert (time.perf_counter() - began) / 100 < 0.005
