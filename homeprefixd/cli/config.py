@@ -1,0 +1,73 @@
+"""`config show` and `config check`: what the daemon would run with, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from .output import Column, Output
+from .settings import SETTING_FLAGS, json_flag, load_settings, setting_flags
+
+
+@click.group()
+def config() -> None:
+    """Show or check the settings."""
+
+
+@config.command()
+@click.option("--origin", is_flag=True, help="Say where each value came from.")
+@json_flag
+@setting_flags(*SETTING_FLAGS)
+def show(origin: bool, as_json: bool, **given: str | None) -> None:
+    """Print every setting, as `serve` would use it with the same flags.
+
+    0 and empty text stand for "chosen at start, to fit the machine".
+    """
+    loaded = load_settings(given)
+    output = Output(as_json)
+    tree: dict[str, dict[str, Any]] = msgspec.to_builtins(loaded.config)
+    if as_json:
+        output.document(
+            {
+                "file": None if loaded.file is None else str(loaded.file),
+                "settings": {
+                    f"{section}.{name}": {"value": value, "origin": str(loaded.origins[f"{section}.{name}"])}
+                    for section, settings in tree.items()
+                    for name, value in settings.items()
+                }
+                if origin
+                else tree,
+            }
+        )
+        return
+    columns = [Column("setting"), Column("value", flexible=not origin)]
+    rows = [[f"{s}.{name}", _text(value)] for s, settings in tree.items() for name, value in settings.items()]
+    if origin:
+        columns.append(Column("origin", flexible=True))
+        for row in rows:
+            row.append(str(loaded.origins[row[0]]))
+    output.table(columns, rows)
+
+
+@config.command()
+@json_flag
+@setting_flags(*SETTING_FLAGS)
+def check(as_json: bool, **given: str | None) -> None:
+    """Check file, environment and flags; exit 2 where a setting is refused."""
+    loaded = load_settings(given)
+    output = Output(as_json)
+    file = None if loaded.file is None else str(loaded.file)
+    count = sum(origin.kind != "default" for origin in loaded.origins.values())
+    if as_json:
+        output.document({"ok": True, "file": file, "given": count})
+    else:
+        output.line(f"ok: {file or 'no configuration file'}, {count} settings given, the others are defaults")
+
+
+def _text(value: Any) -> str:
+    """As it would be written in TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,84 @@
+"""The `homeprefixd` command: its groups, and the one place where an error becomes a line and an exit code.
+
+Starting up is cheap on purpose: commands import the rooms that they use when they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from .. import __version__
+from ..errors import HomeprefixdError
+from .cache import ls, purge, stats
+from .config import config
+from .demo import demo
+from .serve import serve
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+BROKEN_PIPE = 141
+"""Exit code when the reader of the output has left: 128 + SIGPIPE."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="homeprefixd", message="%(prog)s %(version)s")
+def cli() -> None:
+    """A llama.cpp home AI server whose long prompts cost nothing the second time."""
+
+
+for _command in (serve, demo, stats, ls, purge, config):
+    cli.add_command(_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; the process's exit code. Everything that goes wrong is one line on stderr."""
+    try:
+        result = cli.main(list(arguments), prog_name="homeprefixd", standalone_mode=False)
+        sys.stdout.flush()
+    except HomeprefixdError as error:
+        return _complain(error.message, error.exit_code)
+    except click.ClickException as error:
+        return _complain(_click_message(error), 2)
+    except (click.Abort, KeyboardInterrupt):
+        with contextlib.suppress(OSError):
+            print("homeprefixd: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get("HOMEPREFIXD_TRACEBACK") == "1":
+            raise
+        name = type(error).__name__
+        return _complain(f"unexpected {name}: {error} (HOMEPREFIXD_TRACEBACK=1 shows where)", 1)
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"homeprefixd: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _click_message(error: click.ClickException) -> str:
+    message = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        message = f"{message.rstrip('.')}; see `{error.ctx.command_path} --help`"
+    return message
+
+
+def _forget_stdout() -> None:
+    """The interpreter flushes stdout when it ends; with the reader gone that would be a message of its own."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,197 @@
+"""How the commands get at a cache: through the daemon that runs on it, or else by opening the closed store.
+
+Both answer with the same plain objects, those of the admin API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from ..prefix.client import AdminClient
+
+DAEMON_FILE = "daemon.json"
+"""In the cache directory while a daemon runs: {"pid": 123, "url": "http://127.0.0.1:8080"}."""
+
+STORE_FILE = "data.mdb"
+
+HEALTH_TIMEOUT = 3.0  # seconds
+ANSWER_TIMEOUT = 120.0  # seconds; a purge of a large store takes some
+
+
+class Cache(Protocol):
+    """What `stats`, `ls` and `purge` need."""
+
+    where: str
+    """For messages: the daemon's URL or the directory."""
+
+    def stats(self) -> dict[str, Any]:
+        """As `GET /cache/stats`."""
+        ...
+
+    def prefixes(self, limit: int, model: str) -> dict[str, Any]:
+        """As `GET /cache/prefixes`: `prefixes` (last used first) and `total` (nodes in the tree)."""
+        ...
+
+    def purge(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        """As `POST /cache/purge`, with one of all, prefix, older_than (seconds), model; `nodes` and `bytes` removed."""
+        ...
+
+
+@contextlib.contextmanager
+def reach(url: str | None, directory: Path | None) -> Iterator[Cache]:
+    """The cache at `url`, else that of the daemon running on `directory`, else the closed store in it.
+
+    Raises UnavailableError, NotFoundError (no store there), StoreError (in use by something that does not answer).
+    """
+    if url is None and directory is not None:
+        url = running_daemon(directory)
+    if url is not None:
+        yield DaemonCache(url)
+        return
+    if directory is None or not (directory / STORE_FILE).exists():
+        raise NotFoundError(
+            f"there is no cache in {directory}, and no daemon runs on it;"
+            " name another directory with --cache-dir, or a daemon with --url"
+        )
+    from ..prefix.client import AdminClient
+
+    client = AdminClient.start(directory)
+    try:
+        yield ClosedCache(client, str(directory))
+    finally:
+        client.close()
+
+
+def running_daemon(directory: Path) -> str | None:
+    """URL of the daemon that serves with this cache directory; None if none does, or it does not answer."""
+    try:
+        entry = json.loads((directory / DAEMON_FILE).read_text())
+        pid, url = int(entry["pid"]), connectable(str(entry["url"]))
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        raise UnavailableError(
+            f"{directory} may not be read by this user; use sudo, or name the daemon with --url"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return url if is_alive(pid) and is_answering(url) else None
+
+
+def is_alive(pid: int) -> bool:
+    """Is there a process with this id?"""
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def is_answering(url: str) -> bool:
+    """Does `/health` answer, with whatever status? (503 while a model loads.)"""
+    try:
+        call(url, "/health", timeout=HEALTH_TIMEOUT)
+    except UnavailableError as error:
+        return bool(error.details.get("answered"))
+    except HomeprefixdError:
+        return True
+    return True
+
+
+def connectable(url: str) -> str:
+    """A listening address as one that can be connected to: 0.0.0.0 and [::] are this machine."""
+    parts = urllib.parse.urlsplit(url)
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(parts.hostname or "")
+    return url if host is None else parts._replace(netloc=f"{host}:{parts.port or 80}").geturl()
+
+
+def call(url: str, path: str, body: Mapping[str, Any] | None = None, timeout: float = ANSWER_TIMEOUT) -> Any:
+    """GET `path`, or POST `body` to it; the JSON that comes back.
+
+    Raises RequestError, NotFoundError, UnavailableError or HomeprefixdError with the daemon's message;
+    UnavailableError has the detail `answered`: False when nothing came at all.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the daemon is at home
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url.rstrip("/") + path, data, {"Content-Type": "application/json"})
+        with opener.open(request, timeout=timeout) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _from_status(error.code, _message(error.read()) or f"{url}{path}: HTTP {error.code}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise UnavailableError(f"no homeprefixd answers at {url}: {reason}", answered=False) from error
+
+
+def _message(body: bytes) -> str:
+    """The message inside an error's JSON; "" if it is none."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _from_status(status: int, message: str) -> HomeprefixdError:
+    if status == 404:
+        return NotFoundError(message)
+    if status == 503:
+        return UnavailableError(message, answered=True)
+    return RequestError(message) if status < 500 else HomeprefixdError(message)
+
+
+class DaemonCache:
+    """The cache of a running daemon."""
+
+    def __init__(self, url: str) -> None:
+        self.where = url
+
+    def stats(self) -> dict[str, Any]:
+        return dict(call(self.where, "/cache/stats"))
+
+    def prefixes(self, limit: int, model: str) -> dict[str, Any]:
+        query = {"limit": limit, **({"model": model} if model else {})}
+        return dict(call(self.where, f"/cache/prefixes?{urllib.parse.urlencode(query)}"))
+
+    def purge(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(call(self.where, "/cache/purge", what))
+
+
+class ClosedCache:
+    """The store of a directory that no daemon uses now."""
+
+    def __init__(self, client: AdminClient, where: str) -> None:
+        self._client = client
+        self.where = where
+
+    def stats(self) -> dict[str, Any]:
+        return self._client.stats()
+
+    def prefixes(self, limit: int, model: str) -> dict[str, Any]:
+        found = self._client.prefixes(limit, model)
+        return {"prefixes": [msgspec.to_builtins(prefix) for prefix in found.prefixes], "total": found.total}
+
+    def purge(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        done = self._client.purge(**what)
+        if done.error:
+            raise NotFoundError(done.error)
+        return {"nodes": done.nodes, "bytes": done.bytes}

@@ -1,0 +1,74 @@
+"""`serve`: run the daemon in the foreground and say what it is doing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from .output import ProgressLine
+from .settings import SETTING_FLAGS, json_flag, load_settings, setting_flags
+
+if TYPE_CHECKING:
+    from ..daemon import DaemonState
+
+PROGRESS_STEP = 0.25
+"""Of loading a model: how often it is told where nobody watches a line change."""
+
+
+@click.command()
+@setting_flags(*SETTING_FLAGS)
+@json_flag
+def serve(as_json: bool, **given: str | None) -> int:
+    """Serve a model until Ctrl-C or SIGTERM.
+
+    Settings come from a file, HOMEPREFIXD_* variables and these flags, the last one winning; see `homeprefixd config
+    show --origin`. Sizes are written as 20GiB, 500MB or 10% (of memory, of the disk). With --json, each change of state
+    is a line of JSON on stdout.
+    """
+    loaded = load_settings(given)
+    from .. import daemon
+
+    reporter = JsonReporter(sys.stdout) if as_json else Reporter(sys.stderr)
+    return daemon.run(loaded.config, on_state=reporter)
+
+
+class Reporter:
+    """Says states to a person: one changing line on a terminal, some lines elsewhere, and last the URL."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = ProgressLine(stream)
+        self._told: tuple[str, int] | None = None
+
+    def __call__(self, state: DaemonState) -> None:
+        if state.phase == "ready":
+            self._line.clear()
+            text = f"homeprefixd: {state.message}"
+            if state.url and state.url not in text:
+                text += f": {state.url}"
+            if self._told != ("ready", 0):
+                print(text, file=self._stream, flush=True)
+            self._told = "ready", 0
+            return
+        text = f"homeprefixd: {state.message}"
+        if state.phase == "loading":
+            self._line.tick(f"{text} {state.progress:.0%}")
+        told = state.phase, int(state.progress / PROGRESS_STEP) if state.phase == "loading" else 0
+        if told != self._told:
+            self._told = told
+            self._line.show(f"{text} {state.progress:.0%}" if state.phase == "loading" else text)
+
+
+class JsonReporter:
+    """Says states to a program, a line of JSON each."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, state: DaemonState) -> None:
+        self._stream.write(json.dumps(dataclasses.asdict(state)) + "\n")
+        self._stream.flush()
