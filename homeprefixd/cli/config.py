@@ -11,9 +11,12 @@ from .output import Column, Output
 from .settings import SETTING_FLAGS, json_flag, load_settings, setting_flags
 
 
-@click.group()
-def config() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def config(context: click.Context) -> None:
     """Show or check the settings."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @config.command()

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -26,10 +27,34 @@ BROKEN_PIPE = 141
 """Exit code when the reader of the output has left: 128 + SIGPIPE."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class ReaderLeftError(Exception):
+    """Nobody reads our output any more (`| head`). Not an OSError: click would end the process on that itself."""
+
+
+class Commands(click.Group):
+    """Lists its commands as they were added: what one needs first comes first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderLeftError from error
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="homeprefixd", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """A llama.cpp home AI server whose long prompts cost nothing the second time."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 for _command in (serve, demo, stats, ls, purge, config):
@@ -49,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
         with contextlib.suppress(OSError):
             print("homeprefixd: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
+    except (ReaderLeftError, BrokenPipeError):
         _forget_stdout()
         return BROKEN_PIPE
     except Exception as error:

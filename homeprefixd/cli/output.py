@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+_NARROWEST = 8  # letters of a column that is cut
+_PADDING = 3  # blanks that a column adds to its text
+
 
 @dataclass(frozen=True)
 class Column:
@@ -61,23 +64,28 @@ class Output:
 
     def _rich(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         from rich import box
+        from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
+        titles = [column.title for column in columns]
+        width = shutil.get_terminal_size().columns
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        widths = [max(cell_len(line[index]) for line in [titles, *rows]) for index in range(len(columns))]
+        fixed = sum(size for size, column in zip(widths, columns, strict=True) if not column.flexible)
+        rest = max(_NARROWEST, width - fixed - _PADDING * len(columns) - 1)
         for column in columns:
             table.add_column(
                 column.title,
                 justify="right" if column.right else "left",
                 no_wrap=True,
                 overflow="ellipsis",
-                ratio=1 if column.flexible else None,
-                min_width=None if column.flexible else len(column.title),
+                max_width=rest if column.flexible else None,
             )
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))  # Text: what is in a cell is no markup
-        Console(file=self.stream, width=shutil.get_terminal_size().columns).print(table)
+        Console(file=self.stream, width=width).print(table)
 
 
 class ProgressLine:

@@ -42,25 +42,23 @@ class Reporter:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._line = ProgressLine(stream)
-        self._told: tuple[str, int] | None = None
+        self._told: tuple[str, str, int] | None = None
 
     def __call__(self, state: DaemonState) -> None:
+        text = f"homeprefixd: {state.message}"
+        step = 0
+        if state.phase == "loading":
+            step = int(state.progress / PROGRESS_STEP)
+            text += f" {state.progress:.0%}"
+            self._line.tick(text)
+        if (state.phase, state.message, step) == self._told:
+            return
+        self._told = state.phase, state.message, step
         if state.phase == "ready":
             self._line.clear()
-            text = f"homeprefixd: {state.message}"
-            if state.url and state.url not in text:
-                text += f": {state.url}"
-            if self._told != ("ready", 0):
-                print(text, file=self._stream, flush=True)
-            self._told = "ready", 0
-            return
-        text = f"homeprefixd: {state.message}"
-        if state.phase == "loading":
-            self._line.tick(f"{text} {state.progress:.0%}")
-        told = state.phase, int(state.progress / PROGRESS_STEP) if state.phase == "loading" else 0
-        if told != self._told:
-            self._told = told
-            self._line.show(f"{text} {state.progress:.0%}" if state.phase == "loading" else text)
+            print(text, file=self._stream, flush=True)
+        else:
+            self._line.show(text)
 
 
 class JsonReporter:

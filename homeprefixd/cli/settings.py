@@ -1,4 +1,4 @@
-"""Flags that are settings: declared once, given as text, read by `config_sources` together with file and environment."""
+"""Flags that are settings: declared once, given as text, read by `config_sources` together with the other sources."""
 
 from __future__ import annotations
 

@@ -1,0 +1,225 @@
+"""`stats`, `ls`, `purge`: which cache they find, what they ask it, what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from homeprefixd.cli import reach
+from homeprefixd.cli.cache import age_seconds, figure_rows
+from homeprefixd.errors import UnavailableError
+
+STATS = {"hot": {"nodes": 12, "bytes": 1536}, "warm": {"state": "ok", "hit_rate": 0.5}, "list": ["a", "b"], "no": None}
+PREFIXES = {
+    "total": 40,
+    "prefixes": [
+        {
+            "id": "0123456789abcdef",
+            "model": "smol",
+            "tokens": 2210,
+            "own_tokens": 34,
+            "bytes": 50 << 20,
+            "own_bytes": 1 << 20,
+            "tiers": ["hot", "warm"],
+            "created": 1.0,
+            "last_use": 0.0,
+            "hits": 3,
+            "preview": "You are the\nassistant",
+        }
+    ],
+}
+
+
+def running(directory: Path, url: str, pid: int | None = None) -> list[str]:
+    """The flags for a cache directory with the entry of a running daemon."""
+    directory.mkdir(exist_ok=True)
+    (directory / "daemon.json").write_text(json.dumps({"pid": os.getpid() if pid is None else pid, "url": url}))
+    return ["--cache-dir", str(directory)]
+
+
+def ended_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_stats_of_the_daemon_on_the_directory(command: Callable[..., Any], daemon: Any, tmp_path: Path) -> None:
+    daemon.answers["GET /cache/stats"] = 200, STATS
+    flags = running(tmp_path / "c", daemon.url)
+    rows = [" ".join(line.split()) for line in command("stats", *flags).out.splitlines()]
+    assert {"hot nodes 12", "hot bytes 1.5 KiB", "warm state ok"} <= set(rows)
+    assert json.loads(command("stats", *flags, "--json").out) == STATS
+    assert ("GET /cache/stats", None) in daemon.asked
+
+
+def test_the_url_needs_no_directory(command: Callable[..., Any], daemon: Any) -> None:
+    daemon.answers["GET /cache/stats"] = 200, STATS
+    assert json.loads(command("stats", "--url", daemon.url + "/", "--json").out) == STATS
+
+
+def test_ls(command: Callable[..., Any], daemon: Any, tmp_path: Path) -> None:
+    daemon.answers["GET /cache/prefixes"] = 200, PREFIXES
+    flags = running(tmp_path / "c", daemon.url)
+    header, row = command("ls", *flags, "--limit", "7", "--model", "smol x").out.splitlines()
+    assert header.split() == ["id", "model", "tokens", "own", "size", "tiers", "last", "use", "hits", "preview"]
+    words = ["0123456789abcdef", "smol", "2,210", "34", "50.0", "MiB", "hot+warm", "never", "3"]
+    assert row.split() == [*words, "You", "are", "the", "assistant"]
+    assert daemon.asked[-1] == ("GET /cache/prefixes?limit=7&model=smol+x", None)
+    assert json.loads(command("ls", *flags, "--json").out) == PREFIXES
+    assert daemon.asked[-1] == ("GET /cache/prefixes?limit=50", None)
+    daemon.answers["GET /cache/prefixes"] = 200, {"prefixes": [], "total": 0}
+    assert command("ls", *flags).out == f"no prefixes in {daemon.url}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "body"),
+    [
+        (["--all"], {"all": True}),
+        (["--prefix", "0123"], {"prefix": "0123"}),
+        (["--older-than", "30d"], {"older_than": 2592000.0}),
+        (["--model", "smol"], {"model": "smol"}),
+    ],
+)
+def test_purge_sends_one_filter(
+    command: Callable[..., Any], daemon: Any, flags: list[str], body: dict[str, Any]
+) -> None:
+    daemon.answers["POST /cache/purge"] = 200, {"nodes": 1234, "bytes": 3 << 20}
+    result = command("purge", "--yes", "--url", daemon.url, *flags)
+    assert result.out == "removed 1,234 blocks, 3.0 MiB\n"
+    assert daemon.asked == [("POST /cache/purge", body)]
+    assert json.loads(command("purge", "--yes", "--json", "--url", daemon.url, *flags).out)["nodes"] == 1234
+
+
+@pytest.mark.parametrize("flags", [[], ["--all", "--model", "x"], ["--prefix", " "], ["--older-than", "soon"]])
+def test_purge_without_exactly_one_filter_asks_nothing(
+    command: Callable[..., Any], daemon: Any, flags: list[str]
+) -> None:
+    result = command("purge", "--yes", "--url", daemon.url, *flags)
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert daemon.asked == []
+
+
+@pytest.mark.parametrize(("answer", "code", "asked"), [("y\n", 0, 1), ("\n", 1, 0), ("n\n", 1, 0)])
+def test_purge_asks_on_a_terminal(
+    command: Callable[..., Any],
+    daemon: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    code: int,
+    asked: int,
+) -> None:
+    daemon.answers["POST /cache/purge"] = 200, {"nodes": 1, "bytes": 1}
+    controller, terminal = os.openpty()
+    os.write(controller, answer.encode())
+    with os.fdopen(terminal, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        result = command("purge", "--all", "--url", daemon.url)
+    os.close(controller)
+    assert result.code == code
+    assert len(daemon.asked) == asked
+    assert f"Remove everything from {daemon.url}?" in result.err
+    if code:
+        assert result.err.endswith("homeprefixd: error: nothing was removed\n")
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "code", "message"),
+    [
+        (404, {"error": {"message": "no prefix 99"}}, 4, "no prefix 99"),
+        (400, {"error": {"message": "two prefixes begin so"}}, 2, "two prefixes begin so"),
+        (503, {"error": {"message": "the store is away"}}, 5, "the store is away"),
+        (500, b"<html>", 1, "/cache/purge: HTTP 500"),
+        (200, b"<html>", 5, "no homeprefixd answers at"),
+    ],
+)
+def test_what_the_daemon_refuses_is_told(
+    command: Callable[..., Any], daemon: Any, status: int, reply: Any, code: int, message: str
+) -> None:
+    daemon.answers["POST /cache/purge"] = status, reply
+    result = command("purge", "--prefix", "99", "--yes", "--url", daemon.url)
+    assert result.code == code
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_ages() -> None:
+    given = ["30d", "12h", "90min", "90m", "45s", "45", "1.5h", "2 w"]
+    assert [age_seconds(text) for text in given] == [2592000, 43200, 5400, 5400, 45, 45, 5400, 1209600]
+    for wrong in ("", "d", "-1d", "0", "3 years"):
+        with pytest.raises(click.UsageError, match="30d, 12h"):
+            age_seconds(wrong)
+
+
+def test_figures_are_flat_rows() -> None:
+    assert figure_rows(STATS) == [
+        ("hot nodes", "12"),
+        ("hot bytes", "1.5 KiB"),
+        ("warm state", "ok"),
+        ("warm hit rate", "0.5"),
+        ("list", "a, b"),
+        ("no", "-"),
+    ]
+    assert figure_rows({"a": {"written_bytes": 2048, "on": True, "seconds": 12345.6}}) == [
+        ("a written bytes", "2.0 KiB"),
+        ("a on", "True"),
+        ("a seconds", "12,346"),
+    ]
+
+
+# ------------------------------------------------------------------------------------------- finding what is running
+
+
+def test_a_running_daemon_is_found_also_while_it_loads(daemon: Any, tmp_path: Path) -> None:
+    running(tmp_path, daemon.url)
+    assert reach.running_daemon(tmp_path) == daemon.url
+    daemon.answers["GET /health"] = 503, {"error": {"message": "loading"}}
+    assert reach.running_daemon(tmp_path) == daemon.url
+
+
+def test_leftovers_are_no_daemon(daemon: Any, tmp_path: Path) -> None:
+    assert reach.running_daemon(tmp_path) is None
+    running(tmp_path, daemon.url, pid=ended_pid())
+    assert reach.running_daemon(tmp_path) is None
+    assert daemon.asked == []
+    running(tmp_path, "http://127.0.0.1:1")
+    assert reach.running_daemon(tmp_path) is None
+    for text in ("", "{}", "[]", '{"pid": "x", "url": "y"}', '{"pid": -1, "url": "http://127.0.0.1:1"}'):
+        (tmp_path / "daemon.json").write_text(text)
+        assert reach.running_daemon(tmp_path) is None
+
+
+def test_a_foreign_directory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> str:
+        raise PermissionError  # root, which tests may run as, is denied nothing
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    with pytest.raises(UnavailableError, match="use sudo, or name the daemon with --url"):
+        reach.running_daemon(tmp_path)
+
+
+def test_listening_addresses_become_connectable_ones() -> None:
+    assert reach.connectable("http://0.0.0.0:8080") == "http://127.0.0.1:8080"
+    assert reach.connectable("http://[::]:8080") == "http://[::1]:8080"
+    assert reach.connectable("http://192.168.1.2:8080") == "http://192.168.1.2:8080"
+
+
+def test_a_proxy_is_not_asked(command: Callable[..., Any], daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    daemon.answers["GET /cache/stats"] = 200, STATS
+    assert command("stats", "--url", daemon.url).code == 0
+
+
+def test_an_empty_directory_is_no_cache(command: Callable[..., Any], tmp_path: Path) -> None:
+    result = command("stats", "--cache-dir", str(tmp_path))
+    assert result.code == 4
+    assert f"there is no cache in {tmp_path}" in result.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,171 @@
+"""Errors are one line and an exit code; help is quick; settings reach the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from homeprefixd import __version__
+from homeprefixd.cli import main
+from homeprefixd.cli.settings import SETTING_FLAGS
+from homeprefixd.config_sources import keys
+from homeprefixd.errors import ModelError
+
+Command = Callable[..., "object"]
+
+
+def process(*arguments: str, **more: object) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "homeprefixd", *arguments]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def test_help_is_quick() -> None:
+    best = 9.0
+    for _ in range(5):
+        begin = time.monotonic()
+        out, _err = process("--help").communicate(timeout=30)
+        best = min(best, time.monotonic() - begin)
+        assert "serve" in out
+    assert best < 0.3
+
+
+def test_version_and_no_arguments(command: Command) -> None:
+    assert command("--version").out == f"homeprefixd {__version__}\n"
+    assert command().out == command("--help").out
+    assert command("config").out == command("config", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nonsense"], 2, "No such command 'nonsense'; see `homeprefixd --help`"),
+        (["serve", "--prot", "1"], 2, "--prot"),
+        (["serve", "--port", "seventy"], 2, "--port: server.port cannot be 'seventy'"),
+        (["serve", "--hot", "20G"], 2, "--hot: cache.hot cannot be '20G'"),
+        (["serve", "--config", "/nowhere.toml"], 2, "--config: there is no readable file /nowhere.toml"),
+        (["stats"], 4, "there is no cache in"),
+        (["stats", "--url", "http://127.0.0.1:1"], 5, "no homeprefixd answers at http://127.0.0.1:1"),
+        (["stats", "--url", "not an address"], 5, "no homeprefixd answers at not an address"),
+    ],
+)
+def test_errors_are_one_line(command: Command, arguments: list[str], code: int, message: str) -> None:
+    result = command(*arguments)
+    assert result.code == code
+    assert result.out == ""
+    assert result.err.startswith("homeprefixd: error: ")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+@click.command()
+@click.argument("how")
+def fails(how: str) -> None:
+    if how == "told":
+        raise ModelError("two\n  lines")
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    raise ZeroDivisionError("a bug")
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(main.cli.commands, "fails", fails)
+
+
+@pytest.mark.usefixtures("failing")
+def test_errors_of_every_kind(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = command("fails", "told")
+    assert (told.code, told.err) == (3, "homeprefixd: error: two lines\n")
+    assert command("fails", "interrupt").code == 130
+    bug = command("fails", "bug")
+    assert bug.code == 1
+    assert bug.err == "homeprefixd: error: unexpected ZeroDivisionError: a bug (HOMEPREFIXD_TRACEBACK=1 shows where)\n"
+    monkeypatch.setenv("HOMEPREFIXD_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        command("fails", "bug")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_is_no_error(unbuffered: str) -> None:
+    """Like `homeprefixd config show | head -1`, with the reader gone before the first byte."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "homeprefixd", "config", "show"]
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    try:
+        done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, check=False)
+    finally:
+        os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == main.BROKEN_PIPE
+
+
+def test_config_show_says_where_values_come_from(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[cache]\nhot = "1GiB"\n')
+    monkeypatch.setenv("HOMEPREFIXD_MODEL_CTX", "4096")
+    arguments = ["config", "show", "--config", str(file), "--port", "9000"]
+    rows = [line.split() for line in command(*arguments, "--origin").out.splitlines()]
+    assert ["cache.hot", "1073741824", f"{file}:2"] in rows
+    assert ["model.ctx", "4096", "HOMEPREFIXD_MODEL_CTX"] in rows
+    assert ["server.port", "9000", "--port"] in rows
+    assert ["model.parallel", "4", "default"] in rows
+    assert {row[0] for row in rows[1:]} == set(keys())
+    plain = command(*arguments).out
+    assert "--port" not in plain
+    document = json.loads(command(*arguments, "--origin", "--json").out)
+    assert document["file"] == str(file)
+    assert document["settings"]["cache.hot"] == {"value": 1 << 30, "origin": f"{file}:2"}
+    assert json.loads(command(*arguments, "--json").out)["settings"]["server"]["port"] == 9000
+
+
+def test_config_check(command: Command, tmp_path: Path) -> None:
+    good = command("config", "check")
+    assert good.code == 0
+    assert good.out == "ok: no configuration file, 0 settings given, the others are defaults\n"
+    assert json.loads(command("config", "check", "--json", "--port", "1").out) == {"ok": True, "file": None, "given": 1}
+    file = tmp_path / "c.toml"
+    file.write_text("[server]\nprot = 1\n")
+    bad = command("config", "check", "--config", str(file))
+    assert bad.code == 2
+    assert f"{file}:2: there is no setting server.prot; did you mean port?" in bad.err
+
+
+def test_serve_has_the_flags_of_the_contract() -> None:
+    contract = "model alias host port cache-dir ctx threads parallel hot warm kv-type config reuse log-level grace json"
+    flags = {flag for option in main.cli.commands["serve"].params for flag in option.opts}
+    assert flags == {f"--{name}" for name in contract.split()}
+
+
+def test_every_flag_is_a_setting_and_shows_its_default() -> None:
+    known = keys()
+    for path, _metavar, text in SETTING_FLAGS.values():
+        assert path in known
+        default = known[path].default
+        shown = text.partition("[default: ")[2].rstrip("]")
+        if default:
+            assert shown == (f"{default:g}" if isinstance(default, float) else str(default))
+        else:
+            assert shown
+
+
+def test_every_command_prints_json() -> None:
+    def walk(group: click.Group) -> list[click.Command]:
+        return [
+            leaf for one in group.commands.values() for leaf in (walk(one) if isinstance(one, click.Group) else [one])
+        ]
+
+    commands = walk(main.cli)
+    assert len(commands) >= 7
+    for one in commands:
+        assert any("--json" in option.opts for option in one.params), one.name
