@@ -1,12 +1,57 @@
-"""The composition root of the daemon: builds things, starts and stops them in order."""
+"""The composition root of the daemon: builds things, starts and stops them in order.
+
+Start: what the configuration names is checked, the port is bound, the store starts, the HTTP server listens, then the
+workers load. Stop: no new requests, running ones get their time, workers end, the store writes what waits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from .config import Config
+from . import listen, machine
+from .config import CacheConfig, Config, ServerConfig
+from .config_sources import cache_directory
+from .models.catalog import Catalog
+from .models.pool import Pool, load_frame, worker_command
+from .models.store_link import StoreLink, StoreSettings
+from .models.worker_link import Limits
+from .systemd import Systemd
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from .models.backend import Backend, CacheAdmin
+
+DAEMON_FILE = "daemon.json"
+"""In the cache directory while the daemon runs: {"pid", "url"}, so that the commands find it."""
+
+STORE_PATIENCE = 10.0
+"""Seconds that the start waits for the store to answer; then the daemon serves without it until it does."""
+
+FLUSH_GRACE = 60.0
+"""Seconds that the store gets at a stop to write what waits."""
+
+HANDLERS_GRACE = 2.0
+"""Seconds that HTTP handlers get to say goodbye once their requests have ended."""
+
+WATCHDOG_SLACK = 60.0
+"""Seconds beyond the limit at which the pool itself would have killed a silent worker."""
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -20,8 +65,282 @@ class DaemonState:
 
 
 StateCallback = Callable[[DaemonState], None]
+CreateApp = Callable[["Backend", "CacheAdmin", ServerConfig], "web.Application"]
 
 
 def run(config: Config, *, on_state: StateCallback | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises HomeprefixdError (its `exit_code`) if it cannot start."""
-    raise NotImplementedError
+    configure_logging(config.log.level, os.environ)
+    return asyncio.run(Daemon(config, os.environ, on_state=on_state).serve())
+
+
+def configure_logging(level: str, environ: MutableMapping[str, str]) -> None:
+    """Log to stderr, for the journal with its priorities and without the time. Leaves loggers alone that are set up."""
+    if logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    if environ.get("JOURNAL_STREAM"):
+        handler.setFormatter(JournalFormatter("%(name)s: %(message)s"))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class JournalFormatter(logging.Formatter):
+    """Each line begins with its priority, see sd-daemon(3)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = 3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
+        priority = 7 if record.levelno <= logging.DEBUG else priority
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines() or [""])
+
+
+def store_settings(cache: CacheConfig, directory: Path, log_level: str) -> StoreSettings:
+    """Sizes that were left to the machine are chosen here: an eighth of free memory, a fifth of free disk."""
+    hot = cache.hot or max(64 * MIB, machine.available_memory() // 8)
+    warm = cache.warm or max(64 * MIB, min(64 * GIB, (machine.free_disk(directory) + size_on_disk(directory)) // 5))
+    return StoreSettings(
+        directory=directory,
+        hot=hot,
+        warm=warm,
+        compression=cache.compression,
+        tail_delay=cache.tail_delay,
+        write_queue=cache.write_queue or hot // 2,
+        log_level=log_level,
+    )
+
+
+def size_on_disk(directory: Path) -> int:
+    """Bytes that the store's files take, so that a full cache does not make the next start's budget smaller."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for path in directory.glob("data.mdb*"):
+            total += path.stat().st_blocks * 512
+    return total
+
+
+def _create_app(backend: Backend, admin: CacheAdmin, server: ServerConfig) -> web.Application:
+    from .api.app import create_app  # late: the store starts while this is imported
+
+    return create_app(backend, admin, server)
+
+
+class Daemon:
+    """One run of the daemon: `serve` once."""
+
+    def __init__(
+        self,
+        config: Config,
+        environ: MutableMapping[str, str],
+        *,
+        on_state: StateCallback | None = None,
+        create_app: CreateApp = _create_app,
+        store_command: Callable[[int], list[str]] | None = None,
+        worker_command: Callable[[int], list[str]] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """`environ`: systemd's variables are taken out of it. Commands not given are those of the real processes."""
+        self._config = config
+        self._environ = environ
+        self._on_state = on_state or (lambda state: None)
+        self._create_app = create_app
+        self._store_command = store_command
+        self._worker_command = worker_command
+        self._limits = limits or Limits()
+        self._systemd = Systemd(environ)
+        self._told: DaemonState | None = None
+        self._url = ""
+        self._draining = False
+        self._stop = asyncio.Event()
+        self._sockets: list[socket.socket] = []
+        self._directory: Path | None = None
+        self._file: Path | None = None
+        self._store: StoreLink | None = None
+        self._pool: Pool | None = None
+        self._runner: web.AppRunner | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+
+    async def serve(self) -> int:
+        """Start, serve until a signal or `stop`, stop; 0. Raises HomeprefixdError if it cannot start."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.create_task(self._stop.wait())
+        life = asyncio.create_task(self._live())
+        handled = self._handle_signals(loop)
+        try:
+            await asyncio.wait({life, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+        finally:
+            for task in (life, stop):
+                task.cancel()
+            await asyncio.gather(life, stop, return_exceptions=True)
+            await self._end()
+            for number in handled:
+                loop.remove_signal_handler(number)
+        return 0
+
+    def stop(self) -> None:
+        """As the first SIGTERM."""
+        self._stop.set()
+
+    # ------------------------------------------------------------------------------------------------- start
+
+    async def _live(self) -> None:
+        """Start everything and go on until cancelled."""
+        config = self._config
+        self._say(DaemonState("starting", "starting"))
+        catalog = Catalog.from_config(config.model)
+        self._directory = directory = cache_directory(config.cache.dir, self._environ)
+        self._sockets = self._systemd.take_sockets() or listen.bind(config.server)
+        settings = store_settings(config.cache, directory, config.log.level)
+        self._store = store = StoreLink(self._store_command or settings.command, self._environ)
+        memory = machine.available_memory() // 4
+        self._pool = pool = Pool(
+            catalog,
+            lambda spec: load_frame(spec, config, cores=machine.physical_cores(), memory=memory),
+            self._worker_command or worker_command(config.log.level),
+            self._environ,
+            store,
+            limits=self._limits,
+            changed=self._show,
+        )
+        answered = await store.start(STORE_PATIENCE)
+        if not answered:
+            logger.error("the store does not answer yet (%s): serving without it", store.status()["reason"])
+        await self._listen(pool, store)
+        pool.start()
+        self._write_file()
+        self._systemd.notify(READY="1", STATUS=f"serving at {self._url}")
+        self._watchdog = asyncio.create_task(self._feed_watchdog())
+        logger.info("listening at %s, cache in %s", self._url, directory)
+        self._show()
+        await pool.first_loads()
+        await asyncio.Event().wait()
+
+    async def _listen(self, pool: Pool, store: StoreLink) -> None:
+        from aiohttp import web
+
+        app = self._create_app(pool, store, self._config.server)
+        app.on_response_prepare.append(self._close_while_draining)
+        access = logging.getLogger("homeprefixd.access") if self._config.log.level == "debug" else None
+        self._runner = runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            handler_cancellation=True,  # a client that leaves ends its work
+            shutdown_timeout=HANDLERS_GRACE,
+            access_log=access,
+            keepalive_timeout=75.0,
+        )
+        await runner.setup()
+        for sock in self._sockets:
+            try:
+                await web.SockSite(runner, sock).start()
+            except OSError as error:  # another one that had bound it too listens since
+                raise listen.refusal(error, self._config.server.host, self._config.server.port) from error
+        self._url = next(filter(None, map(listen.url_of, self._sockets)), "")
+
+    def _write_file(self) -> None:
+        if self._directory is None:
+            return
+        path = self._directory / DAEMON_FILE
+        part = path.with_name(f"{DAEMON_FILE}.{os.getpid()}")
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump({"pid": os.getpid(), "url": self._url}, file)
+            part.replace(path)
+            self._file = path
+        except OSError as error:
+            logger.warning("cannot write %s, so the commands need --url: %s", path, error.strerror)
+
+    # ------------------------------------------------------------------------------------------------- while it runs
+
+    def _show(self) -> None:
+        """Tell systemd and whoever watches what the models are doing."""
+        if self._pool is None or self._draining or not self._url:
+            return
+        status = self._pool.status()
+        model, reason, progress = status["model"], status["reason"], float(status["progress"])
+        match status["state"]:
+            case "ok":
+                self._say(DaemonState("ready", f"{model} is ready at {self._url}", 1.0, self._url))
+            case "no model":
+                self._say(DaemonState("ready", f"ready without a model at {self._url}", 1.0, self._url))
+            case "loading":
+                text = f"loading {model}" + (f" again: {reason}" if reason else "")
+                self._say(DaemonState("loading", text, progress, self._url))
+            case _:
+                self._say(DaemonState("loading", f"cannot load {model}: {reason}", progress, self._url))
+
+    def _say(self, state: DaemonState) -> None:
+        if state == self._told:
+            return
+        self._told = state
+        status = f"{state.message} ({state.progress:.0%})" if state.phase == "loading" else state.message
+        self._systemd.notify(STATUS=status)
+        self._on_state(state)
+
+    async def _feed_watchdog(self) -> None:
+        """Tell systemd that this loop runs and that no worker is silent beyond what the pool would have ended."""
+        if self._systemd.watchdog is None:
+            return
+        while True:
+            if self._pool is None or self._pool.fresh(self._limits.silence + WATCHDOG_SLACK):
+                self._systemd.notify(WATCHDOG="1")
+            await asyncio.sleep(self._systemd.watchdog / 3)
+
+    async def _close_while_draining(self, _request: Any, response: web.StreamResponse) -> None:
+        if self._draining:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+    # ------------------------------------------------------------------------------------------------- stop
+
+    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
+        handled: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
+                continue
+            with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
+                loop.add_signal_handler(number, self._on_signal, number)
+                handled.append(number)
+        return handled
+
+    def _on_signal(self, number: int) -> None:
+        if not self._stop.is_set():
+            logger.info("%s: stopping", signal.Signals(number).name)
+            self._stop.set()
+            return
+        logger.warning("%s again: ending at once", signal.Signals(number).name)
+        if self._pool is not None:
+            self._pool.kill()
+        if self._store is not None:
+            self._store.kill()
+        self._remove_file()
+        os._exit(128 + number)
+
+    async def _end(self) -> None:
+        """Stop what was started, in order, whatever was reached."""
+        self._draining = True
+        self._systemd.notify(STOPPING="1")
+        self._say(DaemonState("stopping", "stopping", 0.0, self._url))
+        pool, runner, store = self._pool, self._runner, self._store
+        if pool is not None:
+            pool.drain()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pool.idle(), self._config.server.grace)
+            await pool.stop(0.0)
+        if runner is not None:
+            await runner.cleanup()
+        listen.close(self._sockets)
+        if store is not None:
+            await store.stop(FLUSH_GRACE)
+        if self._watchdog is not None:  # fed until here, so that a long flush is not taken for a hang
+            self._watchdog.cancel()
+            await asyncio.gather(self._watchdog, return_exceptions=True)
+        self._remove_file()
+
+    def _remove_file(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+            self._file = None

@@ -249,6 +249,11 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def stopping(self) -> bool:
+        """Was `stop` called?"""
+        return self._stopping.is_set()
+
+    @property
     def pid(self) -> int | None:
         """Of the running child."""
         return self._child.pid if self._child is not None and self._child.running else None
@@ -294,8 +299,6 @@ class Supervisor:
                 begun = loop.time()
                 end = await self._run_once()
                 wait = self._backoff.after(loop.time() - begun)
-                if not self._stopping.is_set():
-                    logger.warning("%s ended (%s); it starts again in %.1f s", self.name, end, wait)
                 await self._ended(end, wait)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), wait)

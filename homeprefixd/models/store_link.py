@@ -247,8 +247,12 @@ class StoreLink:
         for reply in self._waiting.values():
             if not reply.done():
                 reply.set_exception(UnavailableError(f"the cache's store ended ({end})", retry_after=max(1, int(wait))))
+        if self._supervisor.stopping:
+            return
         if end.code == UNUSABLE and not self._first.done():
             self._first.set_exception(StoreError(_WRITTEN_BY_PYTHON.sub("", line) or "the store cannot be opened"))
+            return
+        logger.error("the store ended (%s); it starts again in %.1f s", self._reason, wait)
 
     def _disconnected(self, child: Child) -> None:
         """The connection ended, so the process ends too, or is made to."""

@@ -365,13 +365,14 @@ class WorkerLink:
         elif end.code == CANNOT_LOAD and was_loading:
             self._set("error", 0.0, line or said)
         else:
-            self._set("loading", 0.0, f"its process ended ({said}) and starts again")
-        if not self._draining:
-            logger.error("worker of %s: %s", self.alias, self._failure.message if self._failure else said)
+            self._set("loading", 0.0, f"its process ended ({said})")
         message = f"the process of the model {self.alias} ended ({said}); it starts again, so send the request again"
-        self.fail_all(WorkerDiedError(message, retry_after=max(1, int(wait + 1))), only_sent=True)
+        died = WorkerDiedError(message, retry_after=max(1, int(wait + 1)))
+        self.fail_all(_stopping() if self._supervisor.stopping else died, only_sent=True)
         if not self.first.done() and not self._draining:
             self._count_failed_try(said)
+        if not self._supervisor.stopping and not (self.first.done() and self.first.exception()):
+            logger.error("worker of %s: %s; it starts again in %.1f s", self.alias, self.reason, wait)
 
     def _count_failed_try(self, said: str) -> None:
         """The first load failed. Some reasons stay what they are; a kill may have been somebody's whim."""
