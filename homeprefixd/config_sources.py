@@ -33,6 +33,9 @@ OTHER_VARIABLES: Mapping[str, str] = {
 }
 """Variables that are not settings, with their meaning. Every other `HOMEPREFIXD_*` must name a setting."""
 
+NO_MODEL = "none"
+"""`model.path` of a daemon without a model."""
+
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 KV_TYPES_WITHOUT_FLASH = ("f16", "bf16", "f32")
 
@@ -397,7 +400,9 @@ def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: 
     """`~` is the home; what a file names is relative to the file, what a person types to where they are."""
     for path in ("model.path", "model.chat_template", "cache.dir"):
         text = values[path]
-        if not text or (path == "model.chat_template" and re.search(r"[\n{]", text)):
+        if not text or (path == "model.path" and text == NO_MODEL):
+            continue
+        if path == "model.chat_template" and re.search(r"[\n{]", text):
             continue  # a template may be given as its text
         place = Path(text).expanduser()
         if origins[path].kind == "file" and file is not None:

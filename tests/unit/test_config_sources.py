@@ -11,6 +11,7 @@ from homeprefixd import config_sources
 from homeprefixd.config import Config
 from homeprefixd.config_sources import Flag, Loaded, Machine
 from homeprefixd.errors import ConfigError
+from homeprefixd.models import catalog
 
 GIB = 1 << 30
 Load = Callable[..., Loaded]
@@ -151,6 +152,11 @@ def test_paths_in_flags_are_relative_to_where_one_is(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert load("", model__path="m.gguf").config.model.path == str(tmp_path / "here" / "m.gguf")
+
+
+def test_no_model_is_no_path(load: Load) -> None:
+    assert catalog.NO_MODEL == config_sources.NO_MODEL
+    assert load("[model]\npath = 'none'\n").config.model.path == "none"
 
 
 # ------------------------------------------------------------------------------------------------- which file is read
