@@ -1,0 +1,125 @@
+"""Samplers: llama.cpp's chain, in llama-server's order.
+
+logit bias, penalties, top-k, typical, top-p, min-p, temperature, then a draw by `seed`; at temperature 0, logit bias,
+penalties and the likeliest token.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from llama_cpp import llama_cpp as C  # noqa: N812
+
+from ..errors import ModelError, RequestError
+from ..frames import Sampling
+from .bindings import Context, Model
+
+_RANDOM_SEED = 0xFFFFFFFF  # means "random" to llama.cpp, so it is never passed on for a given seed
+
+
+def check_sampling(sampling: Sampling, n_vocab: int) -> None:
+    """Raise RequestError that names the field for a value that llama.cpp cannot take."""
+    for name in ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"):
+        if not math.isfinite(getattr(sampling, name)):
+            raise RequestError(f"`{name}` must be a finite number.", param=name)
+    if not math.isfinite(sampling.repeat_penalty) or sampling.repeat_penalty <= 1e-6:
+        raise RequestError("`repeat_penalty` must be greater than 0 (1 turns it off).", param="repeat_penalty")
+    if not -1 <= sampling.repeat_last_n < 2**31:
+        raise RequestError("`repeat_last_n` must be -1 (the whole context), 0 (off) or more.", param="repeat_last_n")
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < n_vocab or math.isnan(bias):
+            raise RequestError(
+                f"`logit_bias` has {token}: {bias}; keys must be token ids from 0 to {n_vocab - 1}, values numbers.",
+                param="logit_bias",
+            )
+
+
+class Sampler:
+    """One request's chain. Keeps state (random numbers, penalties) from token to token. Close it."""
+
+    def __init__(self, model: Model, sampling: Sampling, n_ctx: int) -> None:
+        """`n_ctx`: what `repeat_last_n` -1 means. Raises RequestError, see `check_sampling`."""
+        check_sampling(sampling, model.n_vocab)
+        params = C.llama_sampler_chain_default_params()
+        params.no_perf = True
+        self._chain: Any = C.llama_sampler_chain_init(params)
+        if not self._chain:
+            raise ModelError("llama.cpp could not make a sampler.")
+        self._holds_eog = False
+        self._min_tokens = sampling.min_tokens
+        try:
+            self._build(model, sampling, n_ctx)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, model: Model, sampling: Sampling, n_ctx: int) -> None:
+        n_vocab = model.n_vocab
+        if sampling.min_tokens > 0 and not sampling.ignore_eos:
+            self._add(_bias_sampler(n_vocab, ((t, -math.inf) for t in model.eog)))
+            self._holds_eog = True  # the first of the chain, so that it can be taken out again
+        bias = dict(sampling.logit_bias)
+        bias.update((t, -math.inf) for t in model.suppressed_tokens())
+        if sampling.ignore_eos:
+            bias.update((t, -math.inf) for t in model.eog)
+        if bias:
+            self._add(_bias_sampler(n_vocab, bias.items()))
+        last_n = n_ctx if sampling.repeat_last_n < 0 else sampling.repeat_last_n
+        self.last_n = last_n if _has_penalty(sampling) else 0
+        if self.last_n:
+            self._add(
+                C.llama_sampler_init_penalties(
+                    n_vocab, last_n, sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty
+                )
+            )
+        if sampling.temperature <= 0:
+            self._add(C.llama_sampler_init_greedy())
+            return
+        if sampling.top_k > 0:
+            self._add(C.llama_sampler_init_top_k(min(sampling.top_k, n_vocab)))
+        if sampling.typical_p < 1:
+            self._add(C.llama_sampler_init_typical(sampling.typical_p, 1))
+        if sampling.top_p < 1:
+            self._add(C.llama_sampler_init_top_p(sampling.top_p, 1))
+        if sampling.min_p > 0:
+            self._add(C.llama_sampler_init_min_p(sampling.min_p, 1))
+        self._add(C.llama_sampler_init_temp(sampling.temperature))
+        seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
+        self._add(C.llama_sampler_init_dist(seed % _RANDOM_SEED))
+
+    def _add(self, sampler: Any) -> None:
+        if not sampler:
+            raise ModelError("llama.cpp could not make a sampler.")
+        C.llama_sampler_chain_add(self._chain, sampler)
+
+    def accept_prompt(self, tokens: Sequence[int]) -> None:
+        """Let the penalties see the end of the prompt, as llama-server does."""
+        if self.last_n:
+            for token in tokens[-self.last_n :]:
+                C.llama_sampler_accept(self._chain, token)
+
+    def sample(self, context: Context, index: int, generated: int) -> int:
+        """The next token, from the logits of output `index`; `generated`: how many the request has so far."""
+        if self._holds_eog and generated >= self._min_tokens:
+            C.llama_sampler_free(C.llama_sampler_chain_remove(self._chain, 0))
+            self._holds_eog = False
+        token: int = C.llama_sampler_sample(self._chain, context.pointer, index)
+        return token
+
+    def close(self) -> None:
+        if self._chain:
+            C.llama_sampler_free(self._chain)
+            self._chain = None
+
+
+def _has_penalty(sampling: Sampling) -> bool:
+    return bool(sampling.repeat_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty)
+
+
+def _bias_sampler(n_vocab: int, bias: Iterable[tuple[int, float]]) -> Any:
+    items = list(bias)
+    array = (C.llama_logit_bias * len(items))(*items)
+    return C.llama_sampler_init_logit_bias(n_vocab, len(items), array)
