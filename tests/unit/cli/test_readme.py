@@ -1,4 +1,4 @@
-"""The README tells what is there: commands, flags, settings with their defaults, variables, an example that is valid."""
+"""The README tells what is there: commands, flags, settings with defaults, variables, an example that is valid."""
 
 from __future__ import annotations
 
