@@ -222,6 +222,7 @@ def test_cache_directory() -> None:
         ("[model]\nflash_attention = 1", 2, ["model.flash_attention", "true or false"]),
         ("[model]\nkv_type = 'q8'", 2, ["model.kv_type", "'q8'", "q8_0, q4_0"]),
         ("[model]\nbatch = 100", 2, ["model.batch", "a multiple of 64"]),
+        ("[model]\nbatch = 96", 2, ["model.batch", "a multiple of 64"]),
         ("[model]\nctx = 63", 2, ["model.ctx", "at least 64 tokens"]),
         ("[model]\nparallel = 0", 2, ["model.parallel", "1 to 64"]),
         ("[model]\nparallel = 65", 2, ["model.parallel", "1 to 64"]),
