@@ -68,6 +68,7 @@ class Limits:
     loading: float = 1800.0  # nothing heard while a model loads: hundreds of GB from a slow disk
     check_every: float = 5.0
     unread: int = 8 << 20  # bytes that wait for a client that reads too slowly
+    last_step: float = 10.0  # beyond the grace at a stop, until SIGTERM
     last_frames: float = 1.0  # after the process's end, for the end of its connection
     first_tries: int = 3  # a worker killed so often during its first load will not load
 
@@ -211,7 +212,9 @@ class WorkerLink:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
-        await self._supervisor.stop(lambda: self._tell(Stop(0.0 if self.state == "loading" else grace)), grace + 5.0)
+        ready = self.state == "ok"
+        patience = grace + self._limits.last_step if ready else 0.5  # one that loads has nothing to save
+        await self._supervisor.stop(lambda: self._tell(Stop(grace if ready else 0.0)), patience)
         self.fail_all(_stopping())
         if self.first.done() and not self.first.cancelled():
             self.first.exception()

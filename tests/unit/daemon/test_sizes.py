@@ -1,0 +1,50 @@
+"""Sizes that are left to the machine, and how the daemon logs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from homeprefixd import daemon, machine
+from homeprefixd.config import CacheConfig
+
+GIB = 1 << 30
+
+
+def machine_with(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda: memory)
+    monkeypatch.setattr(machine, "free_disk", lambda path: disk)
+
+
+def test_shares_of_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, 16 * GIB, 100 * GIB)
+    chosen = daemon.store_settings(CacheConfig(), tmp_path, "info")
+    assert (chosen.hot, chosen.warm, chosen.write_queue) == (2 * GIB, 20 * GIB, 1 * GIB)
+    given = daemon.store_settings(CacheConfig(hot=7, warm=8, write_queue=9), tmp_path, "info")
+    assert (given.hot, given.warm, given.write_queue) == (7, 8, 9)
+
+
+def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, 100 << 20, 1000 * GIB)
+    chosen = daemon.store_settings(CacheConfig(), tmp_path, "info")
+    assert (chosen.hot, chosen.warm) == (64 << 20, 64 * GIB)
+
+
+def test_what_the_cache_holds_already_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, 16 * GIB, 1 * GIB)
+    with (tmp_path / "data.mdb").open("wb") as file:
+        file.write(b"x" * (50 << 20))
+        file.truncate(100 * GIB)  # sparse: only what is allocated counts
+    chosen = daemon.store_settings(CacheConfig(), tmp_path, "info")
+    assert chosen.warm == pytest.approx((GIB + (50 << 20)) / 5, rel=0.01)
+
+
+def test_lines_for_the_journal_carry_their_priority() -> None:
+    formatter = daemon.JournalFormatter("%(message)s")
+    said = {
+        level: formatter.format(logging.LogRecord("x", level, "", 0, "a\nb", None, None))
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+    }
+    assert list(said.values()) == ["<7>a\n<7>b", "<6>a\n<6>b", "<4>a\n<4>b", "<3>a\n<3>b", "<3>a\n<3>b"]
