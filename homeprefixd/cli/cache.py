@@ -54,6 +54,9 @@ def figure_rows(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, 
         title = f"{above} {name}".strip().replace("_", " ")
         if isinstance(value, Mapping):
             rows.extend(figure_rows(value, title))
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value, start=1):
+                rows.extend(figure_rows(item, f"{title} {number}"))
         elif isinstance(value, list):
             rows.append((title, ", ".join(map(str, value)) if value else "-"))
         else:
@@ -62,15 +65,15 @@ def figure_rows(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, 
 
 
 def _figure(name: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "-" if value is None else str(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or name == "pid":
+        return "-" if value in (None, "") else str(value)
     if name == "bytes" or name.endswith(("_bytes", "_budget", "budget", "capacity")):
         return size_text(value)
     return count_text(value) if isinstance(value, int) else f"{value:,.3g}" if value < 1000 else count_text(value)
 
 
 @click.command()
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Most to list.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Most to list.")
 @click.option("--model", metavar="NAME", default="", help="Only of this model: its alias or the start of its SHA-256.")
 @cache_flags
 def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | None) -> None:
@@ -158,7 +161,7 @@ def _filter(
     if everything:
         filters.append(({"all": True}, "everything"))
     if prefix is not None:
-        filters.append(({"prefix": _text("--prefix", prefix)}, f"prefix {prefix}"))
+        filters.append(({"prefix": _text("--prefix", prefix).lower()}, f"prefix {prefix}"))
     if older_than is not None:
         filters.append(({"older_than": age_seconds(older_than)}, f"what was not used for {older_than}"))
     if model is not None:

@@ -159,6 +159,16 @@ def test_ages() -> None:
             age_seconds(wrong)
 
 
+def test_figures_of_several_things_are_numbered() -> None:
+    figures = {"workers": [{"pid": 12345, "steps": 12345}, {"reason": ""}], "none": []}
+    assert figure_rows(figures) == [
+        ("workers 1 pid", "12345"),
+        ("workers 1 steps", "12,345"),
+        ("workers 2 reason", "-"),
+        ("none", "-"),
+    ]
+
+
 def test_figures_are_flat_rows() -> None:
     assert figure_rows(STATS) == [
         ("hot nodes", "12"),
