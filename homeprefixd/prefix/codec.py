@@ -6,7 +6,7 @@ is read straight from LMDB's map and decoded straight into its place in a slot o
 A piece record is a header (`_HEADER`, 32 bytes), then one of
 
 * `RAW`: the bytes as they are;
-* `PLANES`: the low bytes of all 16-bit numbers as they are (they do not compress), then the high bytes as one zstd frame.
+* `PLANES`: the low bytes of all 16-bit numbers as they are (they do not compress), then the high bytes, a zstd frame.
 """
 
 from __future__ import annotations

@@ -1,0 +1,229 @@
+"""Shared memory slots: the hot tier's memory, a memfd that the store and every worker map.
+
+`Arena` hands out page-aligned extents and gives memory back to the system when it has been free for a while. It does
+not know what lies in them. Not thread-safe: `cache.py` calls it under its lock, `populate` and `view` excepted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fcntl
+import logging
+import mmap
+import os
+from dataclasses import dataclass
+
+PAGE = 4096
+"""Granularity of extents, bytes."""
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; not named by Python's mmap
+_PREPARE_STEP = 1 << 20  # bytes in one call, which holds the interpreter up
+_F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Free:
+    size: int
+    resident: bool  # its pages hold memory: filling it costs no page faults
+    since: float
+
+
+def pages(size: int) -> int:
+    """`size` rounded up to whole pages, in bytes."""
+    return -(-size // PAGE) * PAGE
+
+
+class Arena:
+    """`limit` bytes of shared memory, as one mapping. `descriptor` is sent to those who map it too."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = max(PAGE, limit // PAGE * PAGE)
+        self.used = 0
+        """Bytes in extents, rounded up to pages."""
+        self.descriptor = os.memfd_create("homeprefixd-hot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, self.limit)
+        # nobody can make it shorter, so nobody who maps it can be killed by SIGBUS
+        fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+        self._map = mmap.mmap(self.descriptor, self.limit)
+        self._memory = memoryview(self._map)
+        self._starts: list[int] = [0]  # of free extents, sorted
+        self._free: dict[int, _Free] = {0: _Free(self.limit, False, 0.0)}
+        self._recent: list[int] = []  # starts of resident free extents, freed last comes last; may be stale
+        self._can_remove = True
+        self._can_populate = True
+
+    def close(self) -> None:
+        """Unmap; views must be gone (else the memory goes with the last of them)."""
+        self._memory.release()
+        try:
+            self._map.close()
+        except BufferError:
+            log.debug("the arena is still in use; it goes with its last view")
+        os.close(self.descriptor)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Writable bytes [offset, offset + size)."""
+        return self._memory[offset : offset + size]
+
+    # ------------------------------------------------------------------------------------------------- extents
+
+    def allocate(self, size: int) -> int | None:
+        """An extent of at least `size` > 0 bytes: its offset, or None if no free run is that long.
+
+        Extents that were in use lately come first: their pages are there already.
+        """
+        need = pages(size)
+        start = self._find(need)
+        if start is None:
+            return None
+        self._take(start, need)
+        self.used += need
+        return start
+
+    def free(self, offset: int, size: int, now: float) -> None:
+        """Give back [offset, offset + size), as allocated. `now`: any clock in seconds, the same in `give_back`."""
+        size = pages(size)
+        self.used -= size
+        self._insert(offset, _Free(size, True, now))
+
+    def shrink(self, offset: int, size: int, new_size: int, now: float) -> None:
+        """Give back what an extent of `size` bytes has beyond `new_size` > 0 bytes."""
+        old, new = pages(size), pages(new_size)
+        if new < old:
+            self.free(offset + new, old - new, now)
+
+    def _find(self, need: int) -> int | None:
+        for at in range(len(self._recent) - 1, -1, -1):
+            start = self._recent[at]
+            extent = self._free.get(start)
+            if extent is None or not extent.resident:
+                del self._recent[at]
+            elif extent.size >= need:
+                return start
+        for start in self._starts:
+            if self._free[start].size >= need:
+                return start
+        return self._find_run(need)
+
+    def _find_run(self, need: int) -> int | None:
+        """Neighbours of both kinds (with and without memory) that together are long enough."""
+        first = end = -1
+        for start in self._starts:
+            if start != end:
+                first = start
+            end = start + self._free[start].size
+            if end - first >= need:
+                return first
+        return None
+
+    def _take(self, start: int, need: int) -> None:
+        while need:
+            extent = self._remove(start)
+            part = min(extent.size, need)
+            if part < extent.size:
+                self._insert(start + part, _Free(extent.size - part, extent.resident, extent.since))
+            start += part
+            need -= part
+
+    def _remove(self, start: int) -> _Free:
+        del self._starts[bisect.bisect_left(self._starts, start)]
+        return self._free.pop(start)
+
+    def _insert(self, start: int, extent: _Free) -> None:
+        at = bisect.bisect_left(self._starts, start)
+        if at < len(self._starts):
+            after = self._free[self._starts[at]]
+            if self._starts[at] == start + extent.size and after.resident == extent.resident:
+                self._remove(self._starts[at])
+                extent = _Free(extent.size + after.size, extent.resident, max(extent.since, after.since))
+        if at > 0:
+            before_start = self._starts[at - 1]
+            before = self._free[before_start]
+            if before_start + before.size == start and before.resident == extent.resident:
+                self._remove(before_start)
+                at -= 1
+                extent = _Free(before.size + extent.size, extent.resident, max(before.since, extent.since))
+                start = before_start
+        self._starts.insert(at, start)
+        self._free[start] = extent
+        if extent.resident:
+            self._recent.append(start)
+            if len(self._recent) > 64 + 2 * len(self._starts):
+                self._recent = [s for s in dict.fromkeys(reversed(self._recent)) if s in self._free][::-1]
+
+    # -------------------------------------------------------------------------------------------------- memory
+
+    def populate(self, offset: int, size: int) -> bool:
+        """Have the pages of an allocated extent filled in now. False: the system has no memory for them.
+
+        Without it the first to write there would be killed by SIGBUS where memory is out. Thread-safe.
+        """
+        if not self._can_populate:
+            return True
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE, offset, pages(size))
+        except OSError as error:
+            if error.errno in (22, 38):  # EINVAL, ENOSYS: the kernel does not know it
+                self._can_populate = False
+                return True
+            log.warning("no memory for %d bytes of the hot tier: %s", size, error)
+            return False
+        return True
+
+    def prepare(self, size: int, now: float) -> None:
+        """Fill in the pages of some free extent of `size` bytes, so that the first blocks find memory there."""
+        size = pages(min(size, self.limit - self.used))
+        start = self.allocate(size) if size else None
+        if start is not None:
+            filled = self._can_populate and all(
+                self.populate(at, min(_PREPARE_STEP, start + size - at))
+                for at in range(start, start + size, _PREPARE_STEP)
+            )
+            self.used -= size
+            self._insert(start, _Free(size, filled, now))
+
+    def give_back(self, before: float, keep: int) -> int:
+        """Give the memory of extents that were freed earlier than `before` back to the system, but for `keep` bytes.
+
+        Returns the bytes given back.
+        """
+        given = 0
+        if not self._can_remove:
+            return 0
+        resident = sum(extent.size for extent in self._free.values() if extent.resident)
+        for start in list(self._starts):
+            extent = self._free.get(start)
+            if extent is None or not extent.resident or extent.since >= before:
+                continue
+            size = min(extent.size, resident - keep)
+            if size <= 0:
+                break
+            try:
+                self._map.madvise(mmap.MADV_REMOVE, start, size)
+            except OSError as error:
+                log.warning("free memory of the hot tier cannot be given back: %s", error)
+                self._can_remove = False
+                break
+            self._remove(start)
+            if size < extent.size:
+                self._insert(start + size, _Free(extent.size - size, True, extent.since))
+            self._insert(start, _Free(size, False, extent.since))
+            resident -= size
+            given += size
+        return given
+
+    def check(self) -> None:
+        """Raises ValueError if the free extents and `used` do not add up."""
+        end = -1
+        total = 0
+        for start in self._starts:
+            extent = self._free[start]
+            if start < end or extent.size <= 0 or start % PAGE or extent.size % PAGE:
+                raise ValueError(f"free extent at {start} overlaps or is not whole pages")
+            end = start + extent.size
+            total += extent.size
+        if len(self._free) != len(self._starts) or end > self.limit or total + self.used != self.limit:
+            raise ValueError(f"{self.used} bytes used and {total} free of {self.limit}")

@@ -1,0 +1,158 @@
+"""The store's directory: whose it is, whether a store may live there, and what happened to the file before.
+
+Everything around `data.mdb` but its content: filesystem, permissions, the owner's lock, the marker that tells a clean
+stop from a crash, and setting a damaged file aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ..errors import StoreError
+
+DATA = "data.mdb"
+_LMDB_LOCK = "lock.mdb"
+_OWNER = "lock"
+_MARKER = "opened"
+_DAMAGED = f"{DATA}.damaged-"
+_CHECK_SECONDS = 120.0
+
+_NETWORK = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "ceph", "9p", "virtiofs", "lustre", "beegfs", "gpfs")
+)
+_NETWORK_FUSE = frozenset(
+    ("sshfs", "rclone", "s3fs", "goofys", "glusterfs", "ceph", "curlftpfs", "davfs", "gcsfuse", "juicefs", "mfs", "gvfsd")
+)
+
+log = logging.getLogger(__name__)
+
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """Type of the filesystem that holds `path` (resolved); `mounts` as in `/proc/self/mountinfo`; "" if unknown."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields, _separator, rest = line.partition(" - ")
+        parts = fields.split(" ")
+        if len(parts) < 5 or not rest:
+            continue
+        point = parts[4].encode().decode("unicode_escape")
+        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
+        if inside and len(point) >= len(best):  # of two mounts at one point the later one is seen
+            best, kind = point, rest.split(" ")[0]
+    return kind
+
+
+def is_network(kind: str) -> bool:
+    """Whether a filesystem type is one where a memory-mapped database is unsafe."""
+    return kind in _NETWORK or (kind.startswith("fuse.") and kind[5:] in _NETWORK_FUSE)
+
+
+class Directory:
+    """A directory that this process owns until `release`. Raises StoreError if it cannot be a store's.
+
+    `create`: make it if it is missing; else a directory without a store in it is refused.
+    `mounts`: the system's mount table, for tests.
+    """
+
+    def __init__(self, path: Path, *, create: bool, mounts: str | None = None) -> None:
+        self.path = path
+        self.data = path / DATA
+        self._marker = path / _MARKER
+        if not create and not self.data.exists():
+            raise StoreError(f"{path}: there is no store here; give the directory that `serve` uses with --cache-dir")
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._refuse_network(path.resolve(), mounts)
+            os.chmod(path, 0o700)
+            self._lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: the cache cannot be kept here: {error.strerror or error}; "
+                "choose another directory with --cache-dir, or make this one writable"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StoreError(
+                f"{path}: in use by another homeprefixd (process {self._owner() or 'unknown'}); "
+                "stop it, or choose another directory with --cache-dir"
+            ) from error
+        with contextlib.suppress(OSError):  # a full disk: only a message would be the poorer
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    @staticmethod
+    def _refuse_network(path: Path, mounts: str | None) -> None:
+        if mounts is None:
+            try:
+                mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
+            except OSError:
+                return
+        kind = filesystem_of(path, mounts)
+        if is_network(kind):
+            raise StoreError(
+                f"{path}: is on a network filesystem ({kind}), where a memory-mapped store is not safe; "
+                "choose a directory on a local disk with --cache-dir"
+            )
+
+    def _owner(self) -> str:
+        try:
+            return (self.path / _OWNER).read_text().strip()
+        except OSError:
+            return ""
+
+    def was_left_open(self) -> bool:
+        """Whether the last owner did not stop cleanly. From now on this one is held to it, until `release`."""
+        left = self._marker.exists()
+        with contextlib.suppress(OSError):
+            self._marker.touch(mode=0o600)
+        return left
+
+    def problem(self) -> str:
+        """What is wrong with the file, found by a throw-away process that reads all of its tables; "" if nothing.
+
+        A damaged file can kill who reads it (SIGBUS), so it must not be this process.
+        """
+        if not self.data.exists():
+            return ""
+        command = [sys.executable, "-m", "homeprefixd.prefix.checker", str(self.path)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return f"reading it took more than {_CHECK_SECONDS:.0f} s"
+        except OSError as error:
+            log.warning("the store was not stopped cleanly and cannot be checked: %s", error)
+            return ""
+        if done.returncode == 0:
+            return ""
+        words = done.stderr.strip().splitlines()
+        if done.returncode < 0:
+            return f"reading it ends with signal {-done.returncode}"
+        return words[-1] if words else f"its check ended with status {done.returncode}"
+
+    def set_aside(self, why: str) -> None:
+        """Move the file out of the way; an older one set aside before is removed, so that they do not pile up."""
+        aside = self.path / f"{_DAMAGED}{time.strftime('%Y%m%d-%H%M%S')}"
+        try:
+            for old in self.path.glob(f"{_DAMAGED}*"):
+                old.unlink()
+            self.data.rename(aside)
+            (self.path / _LMDB_LOCK).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.data}: damaged ({why}) and cannot be moved away: {error}; remove it") from error
+        log.error("%s: damaged (%s); set aside as %s, starting with an empty store", self.data, why, aside.name)
+
+    def release(self, *, clean: bool) -> None:
+        """Give the directory up. `clean`: the file was closed in order."""
+        if clean:
+            with contextlib.suppress(OSError):
+                self._marker.unlink(missing_ok=True)
+        os.close(self._lock)

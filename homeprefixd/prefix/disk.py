@@ -1,0 +1,522 @@
+"""The warm tier: nodes and payloads in LMDB.
+
+One process has the file open. One thread writes (methods marked *writer*); any thread reads, in short transactions. A
+node and its payload appear, and go, in one transaction, and a parent is never missing while a child is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lmdb
+import msgspec
+
+from .blocks import FORMAT_VERSION, KEY_BYTES
+from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
+from .directory import DATA
+from .policy import Policy, order_key
+from .tree import Placed, Record, is_covered, shorter
+
+META = b"meta"
+NAMESPACES = b"namespaces"  # namespace -> description as JSON
+NODES = b"nodes"  # tree key -> Record
+KEYS = b"keys"  # node's key -> tree key
+ORDER = b"order"  # policy.order_key || node's key -> nothing; first goes first
+PAYLOADS = b"payloads"  # node's key || piece number, u16 BE -> piece record
+FILES = b"files"  # device, inode, size, mtime -> SHA-256
+TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES)
+
+_FORMAT_KEY = b"format"
+_SUMS_KEY = b"sums"
+_PIECE_NUMBER = struct.Struct(">H")
+_PAGE = 4096
+_BATCH = 8 << 20  # bytes of payload in one transaction, which holds them in memory
+_FEW = 256  # nodes removed in one transaction
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+
+class MissingError(Exception):
+    """The node is not in the store (any more)."""
+
+
+class DiskFullError(Exception):
+    """There is no room: on the disk, in the budget or in the map. Nothing was changed."""
+
+
+class BudgetError(DiskFullError):
+    """The budget has no room, and nothing that may be evicted is left."""
+
+
+class DiskTroubleError(Exception):
+    """The disk or the file failed. Nothing was changed."""
+
+
+class UnreadableError(Exception):
+    """The file is damaged, or of another format."""
+
+
+class Sums(msgspec.Struct):
+    """Sums over all nodes, kept with them so that nothing is scanned at start."""
+
+    raw: int = 0  # bytes of state
+    stored: int = 0  # bytes of piece records
+    nodes: dict[str, int] = {}  # by namespace, hex
+
+    def copy(self) -> Sums:
+        return Sums(self.raw, self.stored, dict(self.nodes))
+
+
+class Touch(NamedTuple):
+    """Uses of a node that its record does not show yet."""
+
+    last_use: float
+    hits: int
+
+
+class Pending(NamedTuple):
+    """A node to be stored."""
+
+    node: Placed
+    payload: memoryview
+
+
+class Stored(NamedTuple):
+    """What a `store` did, by node keys."""
+
+    written: dict[bytes, int]  # key -> bytes on disk
+    orphans: list[bytes]  # not written: their parent is not there
+    covered: list[bytes]  # not written, or removed: a longer node begins with their tokens
+
+
+_record_decoder = msgspec.msgpack.Decoder(Record)
+
+
+class WarmTable:
+    """A `tree.NodeTable` over one transaction. `hidden`: keys of nodes that are as good as gone."""
+
+    def __init__(self, txn: Any, tables: Mapping[bytes, Any], hidden: AbstractSet[bytes]) -> None:
+        self._txn = txn
+        self._nodes = tables[NODES]
+        self._keys = tables[KEYS]
+        self._order = tables[ORDER]
+        self._hidden = hidden
+
+    def get(self, tree_key: bytes) -> Record | None:
+        value = self._txn.get(tree_key, db=self._nodes)
+        return self._decode(value) if value is not None else None
+
+    def before(self, tree_key: bytes) -> Placed | None:
+        cursor = self._txn.cursor(self._nodes)
+        found = cursor.prev() if cursor.set_range(tree_key) else cursor.last()
+        while found:
+            record = self._decode(cursor.value())
+            if record is not None:
+                return Placed(cursor.key(), record)
+            found = cursor.prev()
+        return None
+
+    def at_or_after(self, tree_key: bytes) -> Placed | None:
+        cursor = self._txn.cursor(self._nodes)
+        found = cursor.set_range(tree_key)
+        while found:
+            record = self._decode(cursor.value())
+            if record is not None:
+                return Placed(cursor.key(), record)
+            found = cursor.next()
+        return None
+
+    def children(self, key: bytes) -> Iterator[Placed]:
+        cursor = self._txn.cursor(self._nodes)
+        found = cursor.set_range(key)
+        while found and cursor.key().startswith(key):
+            record = self._decode(cursor.value())
+            if record is not None:
+                yield Placed(cursor.key(), record)
+            found = cursor.next()
+
+    def has_children(self, key: bytes) -> bool:
+        return next(self.children(key), None) is not None
+
+    def place(self, key: bytes) -> Placed | None:
+        """The node with this key."""
+        tree_key = self._txn.get(key, db=self._keys)
+        record = self.get(tree_key) if tree_key is not None else None
+        return Placed(tree_key, record) if record is not None else None
+
+    def find(self, prefix: bytes, limit: int) -> list[Placed]:
+        """Up to `limit` nodes whose keys begin with `prefix`."""
+        found: list[Placed] = []
+        cursor = self._txn.cursor(self._keys)
+        there = cursor.set_range(prefix) if prefix else cursor.first()
+        while there and cursor.key().startswith(prefix) and len(found) < limit:
+            node = self.place(cursor.key())
+            if node is not None:
+                found.append(node)
+            there = cursor.next()
+        return found
+
+    def newest(self) -> Iterator[bytes]:
+        """Keys of all nodes, from the one that would go last."""
+        for row in self._txn.cursor(self._order).iterprev(keys=True, values=False):
+            yield row[-KEY_BYTES:]
+
+    def subtree(self, key: bytes) -> list[Placed]:
+        """All nodes below `key` (a node's or a namespace), children before their parents."""
+        found: list[Placed] = []
+        waiting = [key]
+        while waiting:
+            children = list(self.children(waiting.pop()))
+            found += children
+            waiting += [child.record.key for child in children]
+        return found[::-1]
+
+    def _decode(self, value: bytes) -> Record | None:
+        record = _record_decoder.decode(value)
+        return None if record.key in self._hidden else record
+
+
+class Disk:
+    """The open file. `limit`: bytes that its tables may take. `level`: zstd's, 0 for none.
+
+    Raises UnreadableError if the file must be set aside, DiskFullError or DiskTroubleError if it cannot be opened now.
+    """
+
+    def __init__(self, directory: Path, *, limit: int, level: int, policy: Policy) -> None:
+        self.limit = limit
+        self.batch_bytes = max(1 << 20, min(_BATCH, limit // 16))
+        self._file = directory / DATA
+        self._policy = policy
+        self._encoder = Encoder(level)
+        self._ceiling: int | None = None
+        try:
+            size = self._file.stat().st_size if self._file.exists() else 0
+            # larger than the budget, so that the budget is met by evicting and never by a full map
+            map_size = max(limit + limit // 8 + (64 << 20), size) // _PAGE * _PAGE
+            self._env = lmdb.open(
+                str(directory),
+                map_size=map_size,
+                mode=0o600,
+                max_dbs=len(TABLES),
+                max_spare_txns=8,
+                sync=True,
+                metasync=False,
+                writemap=False,
+                lock=True,
+            )
+            self._env.reader_check()
+            self._check_format(size == 0)
+            self._tables = {name: self._env.open_db(name) for name in TABLES}
+        except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+            raise UnreadableError(str(error)) from error
+        except (lmdb.Error, OSError) as error:
+            raise _disk_error(error) from error
+        self.namespaces: dict[bytes, dict[str, Any]] = {}
+        """Descriptions by namespace; changed by the writer only."""
+        try:
+            with self._env.begin() as txn:
+                sums = txn.get(_SUMS_KEY, db=self._tables[META])
+                self.sums = msgspec.msgpack.decode(sums, type=Sums) if sums else Sums()
+                for key, text in txn.cursor(self._tables[NAMESPACES]):
+                    self.namespaces[key] = json.loads(text)
+        except (lmdb.Error, ValueError) as error:
+            raise UnreadableError(f"what it says of itself cannot be read: {error}") from error
+
+    def _check_format(self, new: bool) -> None:
+        with self._env.begin() as txn:
+            names = [key for key, _value in txn.cursor()]
+        if META not in names:
+            if not new and names:
+                raise UnreadableError("it is not a store of homeprefixd")
+            with self._env.begin(write=True) as txn:
+                meta = self._env.open_db(META, txn=txn)
+                txn.put(_FORMAT_KEY, str(FORMAT_VERSION).encode(), db=meta)
+            return
+        meta = self._env.open_db(META)
+        with self._env.begin() as txn:
+            found = txn.get(_FORMAT_KEY, db=meta)
+        if found != str(FORMAT_VERSION).encode():
+            raise UnreadableError(
+                f"its format is {(found or b'unknown').decode(errors='replace')}, not {FORMAT_VERSION}"
+            )
+
+    def close(self) -> None:
+        """No other thread may use it any more."""
+        self._env.close()
+
+    # ----------------------------------------------------------------------------------------------- any thread
+
+    @contextmanager
+    def table(self, hidden: AbstractSet[bytes] = frozenset()) -> Iterator[WarmTable]:
+        """A view of the nodes as they are now. Keep it open for moments only."""
+        with self._env.begin() as txn:
+            yield self._view(txn, hidden)
+
+    def load(self, tree_key: bytes, out: memoryview, decoder: Decoder) -> Record:
+        """Read a node's payload into `out`, checked. `decoder` is the calling thread's own.
+
+        Raises MissingError if it is not there or not of `len(out)` bytes, DamagedError if it is not what was written,
+        DiskTroubleError.
+        """
+        try:
+            with self._env.begin(buffers=True) as txn:
+                value = txn.get(tree_key, db=self._tables[NODES])
+                record = _record_decoder.decode(value) if value is not None else None
+                if record is None or record.size != len(out):
+                    raise MissingError
+                for number in range(piece_count(record.size)):
+                    piece = txn.get(_piece_key(record.key, number), db=self._tables[PAYLOADS])
+                    if piece is None:
+                        raise DamagedError(f"piece {number} is missing")
+                    decoder.decode(record.key, number, piece, out[number * PIECE : (number + 1) * PIECE])
+                return record
+        except lmdb.Error as error:
+            raise _disk_error(error) from error
+
+    def nodes(self) -> int:
+        with self._env.begin() as txn:
+            return int(txn.stat(self._tables[NODES])["entries"])
+
+    def used(self) -> int:
+        """Bytes in the pages of all tables."""
+        with self._env.begin() as txn:
+            stats = [txn.stat(table) for table in self._tables.values()]
+        stats.append(self._env.stat())
+        return sum(s["psize"] * (s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"]) for s in stats)
+
+    def file_bytes(self) -> int:
+        """Bytes that the file takes on the disk."""
+        try:
+            return os.stat(self._file).st_blocks * 512
+        except OSError:
+            return 0
+
+    def file_hash(self, identity: bytes) -> str:
+        """The remembered SHA-256; "" if there is none."""
+        with self._env.begin() as txn:
+            return (txn.get(identity, db=self._tables[FILES]) or b"").decode()
+
+    # --------------------------------------------------------------------------------------------------- writer
+
+    def put_namespace(self, namespace: bytes, description: Mapping[str, Any]) -> None:
+        """*Writer.* Keep a description. Raises DiskFullError, DiskTroubleError."""
+
+        def put(txn: Any) -> None:
+            txn.put(namespace, json.dumps(description, sort_keys=True).encode(), db=self._tables[NAMESPACES])
+
+        self._write(put)
+        self.namespaces[namespace] = dict(description)
+
+    def put_file_hash(self, identity: bytes, sha256: str) -> None:
+        """*Writer.* Remember a file's hash. Raises DiskFullError, DiskTroubleError."""
+        self._write(lambda txn: txn.put(identity, sha256.encode(), db=self._tables[FILES]))
+
+    def store(self, pending: Sequence[Pending], touches: Mapping[bytes, Touch]) -> Stored:
+        """*Writer.* Put nodes (parents before children) and note uses, in one transaction.
+
+        Call `make_room` before. A node that is there already is replaced; shorter ones that the new one covers go.
+        Raises DiskFullError, DiskTroubleError: then nothing was changed.
+        """
+        sums = self.sums.copy()
+        stored = Stored({}, [], [])
+
+        def put(txn: Any) -> None:
+            for node, payload in pending:
+                self._put_node(txn, node, payload, sums, stored)
+            for key, touch in touches.items():
+                self._touch(txn, key, touch)
+            self._put_sums(txn, sums)
+
+        self._write(put)
+        self.sums = sums
+        return stored
+
+    def _put_node(self, txn: Any, node: Placed, payload: memoryview, sums: Sums, stored: Stored) -> None:
+        table = self._view(txn)
+        key = node.record.key
+        parent = node.parent
+        if (
+            parent not in self.namespaces
+            and parent not in stored.written
+            and not txn.get(parent, db=self._tables[KEYS])
+        ):
+            stored.orphans.append(key)
+            return
+        if is_covered(table, node.tree_key):
+            stored.covered.append(key)
+            return
+        old = table.get(node.tree_key)
+        if old is not None:
+            self._delete(txn, Placed(node.tree_key, old), sums)
+        size = 0
+        for number in range(piece_count(len(payload))):
+            piece = self._encoder.encode(key, number, payload[number * PIECE : (number + 1) * PIECE])
+            txn.put(_piece_key(key, number), piece, db=self._tables[PAYLOADS])
+            size += len(piece)
+        record = msgspec.structs.replace(node.record, stored=size)
+        self._put_record(txn, Placed(node.tree_key, record))
+        txn.put(key, node.tree_key, db=self._tables[KEYS])
+        sums.raw += record.size
+        sums.stored += size
+        name = record.namespace.hex()
+        sums.nodes[name] = sums.nodes.get(name, 0) + 1
+        stored.written[key] = size
+        for short in list(shorter(table, node.tree_key)):
+            if not table.has_children(short.record.key):
+                self._delete(txn, short, sums)
+                stored.covered.append(short.record.key)
+
+    def _touch(self, txn: Any, key: bytes, touch: Touch) -> None:
+        node = self._view(txn).place(key)
+        if node is None or touch.last_use <= node.record.last_use:
+            return
+        txn.delete(self._order_row(node), db=self._tables[ORDER])
+        node.record.last_use = touch.last_use
+        node.record.hits += touch.hits
+        self._put_record(txn, node)
+
+    def make_room(self, need: int, may_evict: Callable[[bytes], bool], gone: list[Placed]) -> None:
+        """*Writer.* Evict until `need` more bytes of payload fit the budget; what went is added to `gone`.
+
+        `may_evict` is asked for each node that would go. Raises BudgetError if what may go is not enough,
+        DiskFullError if the disk has no more, DiskTroubleError.
+        """
+        reserve = min(2 * self.batch_bytes, self.limit // 8)
+        limit = self.limit if self._ceiling is None else min(self.limit, self._ceiling)
+        while True:
+            excess = self.used() + need + reserve - limit
+            if excess <= 0:
+                return
+            victims = self._victims(min(max(excess, need), self.batch_bytes * 4), may_evict)
+            if not victims:
+                kind = BudgetError if self._ceiling is None else DiskFullError
+                raise kind(f"{need} bytes do not fit in {limit - reserve} bytes beside what must stay")
+            self._remove_few(victims)
+            gone += victims
+
+    def _victims(self, need: int, may_evict: Callable[[bytes], bool]) -> list[Placed]:
+        chosen: dict[bytes, Placed] = {}
+        size = 0
+        with self._env.begin() as txn:
+            table = self._view(txn)
+            for row in txn.cursor(self._tables[ORDER]).iternext(keys=True, values=False):
+                node = table.place(row[-KEY_BYTES:])
+                if node is None or any(child.record.key not in chosen for child in table.children(node.record.key)):
+                    continue
+                if not may_evict(node.record.key):
+                    continue
+                chosen[node.record.key] = node
+                size += -(-node.record.stored // _PAGE) * _PAGE
+                if size >= need or len(chosen) >= _FEW:
+                    break
+        return list(chosen.values())
+
+    def unused_since(self, moment: float, touched: Mapping[bytes, Touch]) -> list[Placed]:
+        """*Writer.* Nodes last used before `moment`, with all below them; children before parents."""
+        chosen: dict[bytes, Placed] = {}
+        with self._env.begin() as txn:
+            table = self._view(txn)
+            for row in txn.cursor(self._tables[ORDER]).iternext(keys=True, values=False):
+                node = table.place(row[-KEY_BYTES:])
+                if node is None or node.record.last_use >= moment:
+                    continue
+                key = node.record.key
+                if key in touched and touched[key].last_use >= moment:
+                    continue
+                if all(child.record.key in chosen for child in table.children(key)):
+                    chosen[key] = node
+        return list(chosen.values())
+
+    def remove(self, nodes: Sequence[Placed]) -> None:
+        """*Writer.* Remove nodes, children before parents. Raises DiskFullError, DiskTroubleError."""
+        for at in range(0, len(nodes), _FEW):
+            self._remove_few(nodes[at : at + _FEW])
+
+    def _remove_few(self, nodes: Iterable[Placed]) -> None:
+        sums = self.sums.copy()
+
+        def delete(txn: Any) -> None:
+            for node in nodes:
+                self._delete(txn, node, sums)
+            self._put_sums(txn, sums)
+
+        self._write(delete)
+        self.sums = sums
+
+    def clear(self) -> None:
+        """*Writer.* Remove every node; namespaces and file hashes stay. Raises DiskFullError, DiskTroubleError."""
+
+        def drop(txn: Any) -> None:
+            for name in (NODES, KEYS, ORDER, PAYLOADS):
+                txn.drop(self._tables[name], delete=False)
+            self._put_sums(txn, Sums())
+
+        self._write(drop)
+        self.sums = Sums()
+
+    def hold_at(self, ceiling: int | None) -> None:
+        """*Writer.* Do not grow beyond `ceiling` bytes, because the disk has no more; None: as the budget says."""
+        self._ceiling = ceiling
+
+    # ------------------------------------------------------------------------------------------------ internals
+
+    def _view(self, txn: Any, hidden: AbstractSet[bytes] = frozenset()) -> WarmTable:
+        return WarmTable(txn, self._tables, hidden)
+
+    def _write(self, change: Callable[[Any], object]) -> None:
+        try:
+            with self._env.begin(write=True) as txn:
+                change(txn)
+        except (lmdb.Error, OSError) as error:
+            raise _disk_error(error) from error
+
+    def _order_row(self, node: Placed) -> bytes:
+        record = node.record
+        rank = self._policy.rank(
+            last_use=record.last_use, end=node.end, size=record.stored, cost=record.cost, hits=record.hits
+        )
+        return order_key(rank) + record.key
+
+    def _put_record(self, txn: Any, node: Placed) -> None:
+        txn.put(node.tree_key, msgspec.msgpack.encode(node.record), db=self._tables[NODES])
+        txn.put(self._order_row(node), b"", db=self._tables[ORDER])
+
+    def _put_sums(self, txn: Any, sums: Sums) -> None:
+        txn.put(_SUMS_KEY, msgspec.msgpack.encode(sums), db=self._tables[META])
+
+    def _delete(self, txn: Any, node: Placed, sums: Sums) -> None:
+        """Remove a node as it is stored now (its record may be older than that)."""
+        current = self._view(txn).get(node.tree_key)
+        if current is None:
+            return
+        node = Placed(node.tree_key, current)
+        key = current.key
+        for number in range(piece_count(current.size)):
+            txn.delete(_piece_key(key, number), db=self._tables[PAYLOADS])
+        txn.delete(self._order_row(node), db=self._tables[ORDER])
+        txn.delete(key, db=self._tables[KEYS])
+        txn.delete(node.tree_key, db=self._tables[NODES])
+        sums.raw -= current.size
+        sums.stored -= current.stored
+        name = current.namespace.hex()
+        sums.nodes[name] = sums.nodes.get(name, 0) - 1
+        if sums.nodes[name] <= 0:
+            del sums.nodes[name]
+
+
+def _piece_key(key: bytes, number: int) -> bytes:
+    return key + _PIECE_NUMBER.pack(number)
+
+
+def _disk_error(error: Exception) -> DiskFullError | DiskTroubleError:
+    code = getattr(error, "code", 0) or getattr(error, "errno", 0)
+    if isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError)) or code in _FULL:
+        return DiskFullError(str(error))
+    return DiskTroubleError(str(error))

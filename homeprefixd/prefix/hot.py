@@ -1,0 +1,164 @@
+"""The hot tier: nodes whose state lies ready in the arena.
+
+Index, leases and eviction in RAM. Not thread-safe: `cache.py` calls it under its lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .arena import Arena, pages
+from .policy import Candidates, Policy, Rank
+from .tree import MemoryTable, Placed
+
+
+@dataclass(slots=True, eq=False)
+class HotNode:
+    """A node in the arena."""
+
+    node: Placed
+    offset: int
+    warm: bool  # it is on disk too
+    leases: int = 0  # who reads its slot: lookups, and the writer
+    queued: bool = False  # it waits to be written
+    children: int = 0  # of it that are hot
+    indexed: bool = field(default=True)  # False: it was dropped, and is freed with its last lease
+
+    @property
+    def key(self) -> bytes:
+        return self.node.record.key
+
+    @property
+    def size(self) -> int:
+        return self.node.record.size
+
+
+class HotTier:
+    """`on_evict` is told of every node that goes because its room was needed."""
+
+    def __init__(
+        self, arena: Arena, policy: Policy, *, now: Callable[[], float], on_evict: Callable[[HotNode], None]
+    ) -> None:
+        self.arena = arena
+        self.table = MemoryTable()
+        self.by_key: dict[bytes, HotNode] = {}
+        self.detached: set[HotNode] = set()
+        """Dropped, but still leased."""
+        self.keep_queued = True
+        """Whether a node that waits to be written is kept; False while the disk does not take any."""
+        self._policy = policy
+        self._now = now
+        self._on_evict = on_evict
+        self._candidates: Candidates[HotNode] = Candidates(self._rank)
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def insert(self, hot: HotNode) -> None:
+        """Publish a node whose slot is filled."""
+        self.table.put(hot.node.tree_key, hot.node.record)
+        self.by_key[hot.key] = hot
+        hot.children = sum(1 for _child in self.table.children(hot.key))
+        parent = self.by_key.get(hot.node.parent)
+        if parent is not None:
+            parent.children += 1
+        self.offer(hot)
+
+    def drop(self, hot: HotNode) -> None:
+        """Take a node out of the index; its slot is freed now, or with its last lease."""
+        self.table.remove(hot.node.tree_key)
+        del self.by_key[hot.key]
+        hot.indexed = False
+        parent = self.by_key.get(hot.node.parent)
+        if parent is not None:
+            parent.children -= 1
+            self.offer(parent)
+        if hot.leases:
+            self.detached.add(hot)
+        else:
+            self.arena.free(hot.offset, hot.size, self._now())
+
+    def subtree(self, key: bytes) -> list[HotNode]:
+        """Hot nodes below `key` (a node's or a namespace), reached through hot ones; children before parents."""
+        found: list[HotNode] = []
+        waiting = [key]
+        while waiting:
+            children = [self.by_key[child.record.key] for child in self.table.children(waiting.pop())]
+            found += children
+            waiting += [child.key for child in children]
+        return found[::-1]
+
+    def lease(self, hot: HotNode) -> None:
+        hot.leases += 1
+
+    def release(self, hot: HotNode) -> None:
+        """End one lease."""
+        hot.leases -= 1
+        if hot.leases == 0 and not hot.indexed:
+            self.detached.discard(hot)
+            self.arena.free(hot.offset, hot.size, self._now())
+        self.offer(hot)
+
+    def offer(self, hot: HotNode) -> None:
+        """To be called when a node may have become evictable."""
+        self._candidates.offer(hot)
+        self._candidates.shrink(len(self.by_key))
+
+    def set_keep_queued(self, keep: bool) -> None:
+        if self.keep_queued and not keep:
+            self.keep_queued = False
+            for hot in self.by_key.values():
+                if hot.queued:
+                    self._candidates.offer(hot)
+        self.keep_queued = keep
+
+    def allocate(self, size: int) -> int | None:
+        """An extent of `size` bytes, evicting what must go; None if there is no room for it."""
+        if not 0 < size <= self.arena.limit:
+            return None
+        while (offset := self.arena.allocate(size)) is None:
+            victim = self._candidates.pop() or self._unwritten()
+            if victim is None:
+                return None
+            self._on_evict(victim)
+            self.drop(victim)
+        return offset
+
+    def _unwritten(self) -> HotNode | None:
+        """The node to go when only those that wait to be written are left: better they than a request that waits."""
+        free = [hot for hot in self.by_key.values() if hot.leases == 0 and hot.children == 0]
+        return min(free, key=self._rank_of, default=None)
+
+    def _rank(self, hot: HotNode) -> Rank | None:
+        if not hot.indexed or hot.leases or hot.children or (hot.queued and self.keep_queued):
+            return None
+        return self._rank_of(hot)
+
+    def _rank_of(self, hot: HotNode) -> Rank:
+        record = hot.node.record
+        return self._policy.rank(
+            last_use=record.last_use, end=hot.node.end, size=record.size, cost=record.cost, hits=record.hits
+        )
+
+    def slot_bytes(self) -> int:
+        """Bytes of all slots, rounded up to pages."""
+        return sum(pages(hot.size) for hot in (*self.by_key.values(), *self.detached))
+
+    def check(self) -> None:
+        """Raises ValueError if index, leases and counts do not agree."""
+        if len(self.table) != len(self.by_key):
+            raise ValueError(f"{len(self.table)} places for {len(self.by_key)} hot nodes")
+        for key, hot in self.by_key.items():
+            if hot.key != key or self.table.get(hot.node.tree_key) is not hot.node.record or not hot.indexed:
+                raise ValueError(f"hot node {key.hex()} is not where it should be")
+            if hot.leases < 0 or hot.children != sum(1 for _child in self.table.children(key)):
+                raise ValueError(f"hot node {key.hex()}: {hot.leases} leases, {hot.children} children")
+        for hot in self.detached:
+            if hot.leases <= 0 or hot.indexed:
+                raise ValueError(f"dropped node {hot.key.hex()} has {hot.leases} leases")
+        ends = sorted((hot.offset, hot.offset + pages(hot.size)) for hot in (*self.by_key.values(), *self.detached))
+        for (_start, end), (start, _end) in itertools.pairwise(ends):
+            if start < end:
+                raise ValueError(f"slots overlap at {start}")

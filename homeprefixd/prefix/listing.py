@@ -1,0 +1,164 @@
+"""What people see of the cache: its figures, and the prefixes in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from typing import Any
+
+from ..frames import PrefixInfo
+from .blocks import FORMAT_VERSION
+from .cache import Cache
+from .disk import WarmTable
+from .purge import ID_CHARACTERS, children, is_model, model_label
+from .tree import Placed
+
+PREVIEW = 160
+"""Characters of a prefix's text: of its beginning, and of its end."""
+
+
+def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
+    """The figures of `GET /cache/stats`; sizes in bytes, times in seconds, counters since the store's start."""
+    disk = cache.disk
+    sums = disk.sums if disk is not None else None
+    warm: dict[str, Any] = {
+        "bytes": disk.used() if disk is not None else 0,
+        "payload_bytes": sums.stored if sums is not None else 0,
+        "limit": disk.limit if disk is not None else 0,
+        "file_bytes": disk.file_bytes() if disk is not None else 0,
+        "nodes": disk.nodes() if disk is not None else 0,
+    }
+    with cache.lock:
+        counters = dataclasses.asdict(cache.counters)
+        counters["raw_bytes"] = sums.raw if sums is not None else 0
+        counters["stored_bytes"] = sums.stored if sums is not None else 0
+        in_ram: dict[bytes, int] = {}
+        leased = 0
+        for hot in cache.hot.by_key.values():
+            leased += hot.leases > 0
+            if not hot.warm:
+                in_ram[hot.node.record.namespace] = in_ram.get(hot.node.record.namespace, 0) + 1
+        namespaces = [
+            {
+                "model": model_label(description),
+                "nodes": in_ram.get(key, 0) + (sums.nodes.get(key.hex(), 0) if sums is not None else 0),
+                "namespace": key.hex(),
+                "description": description,
+            }
+            for key, description in cache.namespaces.items()
+        ]
+        return {
+            "store_id": store_id,
+            "uptime_s": round(uptime, 3),
+            "format": FORMAT_VERSION,
+            "hot": {
+                "bytes": cache.arena.used,
+                "limit": cache.arena.limit,
+                "nodes": len(cache.hot),
+                "leased": leased,
+            },
+            "warm": warm | {"state": cache.warm_state, "reason": cache.warm_reason},
+            "queue": {"nodes": len(cache.queue), "bytes": cache.queue.bytes, "limit": cache.queue.limit},
+            "counters": counters,
+            "namespaces": namespaces,
+        }
+
+
+def prefixes(cache: Cache, *, limit: int, model: str = "") -> tuple[list[PrefixInfo], int]:
+    """Leaves of the tree, last used first, and the number of nodes in the tree. `model` "" means all."""
+    wanted = {key for key, description in cache.namespaces.items() if not model or is_model(description, model)}
+    with cache.view() as (_tables, warm):
+        total = (cache.disk.nodes() if cache.disk is not None else 0) + sum(
+            not hot.warm for hot in cache.hot.by_key.values()
+        )
+        leaves: dict[bytes, Placed] = {}
+        for key, hot in cache.hot.by_key.items():
+            if hot.children == 0 and (warm is None or not warm.has_children(key)):
+                leaves[key] = hot.node
+        leaves = {key: node for key, node in leaves.items() if node.record.namespace in wanted}
+        if warm is not None:
+            found = 0
+            for key in warm.newest():
+                if found >= limit:
+                    break
+                node = warm.place(key) if key not in cache.hot.by_key else None
+                if node is None or node.record.namespace not in wanted or children(cache, warm, key):
+                    continue
+                leaves[key] = node
+                found += 1
+        newest = heapq.nlargest(limit, leaves.values(), key=lambda node: _last_use(cache, node))
+        paths = _Paths(cache, warm)
+        return [paths.describe(node) for node in newest], total
+
+
+def _last_use(cache: Cache, node: Placed) -> float:
+    touch = cache.touched.get(node.record.key)
+    return max(node.record.last_use, touch.last_use if touch is not None else 0.0)
+
+
+class _Paths:
+    """Ways from leaves to the root; what they share is read once."""
+
+    def __init__(self, cache: Cache, warm: WarmTable | None) -> None:
+        self._cache = cache
+        self._warm = warm
+        self._nodes: dict[bytes, Placed | None] = {}
+        self._forks: dict[bytes, bool] = {}
+
+    def describe(self, leaf: Placed) -> PrefixInfo:
+        path = [leaf]
+        while (above := self._place(path[-1].parent)) is not None:
+            path.append(above)
+        own = 1
+        while own < len(path) and not self._forks_at(path[own].record.key):
+            own += 1
+        sizes = [node.record.stored or node.record.size for node in path]
+        record = leaf.record
+        touch = self._cache.touched.get(record.key)
+        hits = record.hits + (touch.hits if touch is not None and record.key not in self._cache.hot.by_key else 0)
+        description = self._cache.namespaces.get(record.namespace, {})
+        return PrefixInfo(
+            id=record.key.hex()[:ID_CHARACTERS],
+            model=model_label(description),
+            tokens=leaf.end,
+            own_tokens=leaf.end - path[own - 1].record.start,
+            bytes=sum(sizes),
+            own_bytes=sum(sizes[:own]),
+            tiers=self._tiers(path),
+            created=record.created,
+            last_use=_last_use(self._cache, leaf),
+            hits=hits,
+            preview=_preview(path[-1].record.preview, record.preview if len(path) > 1 else ""),
+        )
+
+    def _place(self, key: bytes) -> Placed | None:
+        if key not in self._nodes:
+            hot = self._cache.hot.by_key.get(key)
+            self._nodes[key] = (
+                hot.node if hot is not None else self._warm.place(key) if self._warm is not None else None
+            )
+        return self._nodes[key]
+
+    def _forks_at(self, key: bytes) -> bool:
+        if key not in self._forks:
+            self._forks[key] = len(children(self._cache, self._warm, key)) > 1
+        return self._forks[key]
+
+    def _tiers(self, path: list[Placed]) -> list[str]:
+        by_key = self._cache.hot.by_key
+        hot = [by_key.get(node.record.key) for node in path]
+        tiers = []
+        if any(node is not None for node in hot):
+            tiers.append("hot")
+        if any(node is None or node.warm for node in hot):
+            tiers.append("warm")
+        return tiers
+
+
+def _preview(first: str, last: str) -> str:
+    """The beginning of a prompt's text, and the end of it, on one line."""
+    begin, end = " ".join(first.split()), " ".join(last.split())
+    if not end:
+        return begin[:PREVIEW]
+    half = PREVIEW // 2
+    return f"{begin[:half]}…{end[-half:]}"
