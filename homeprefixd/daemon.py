@@ -95,9 +95,18 @@ class JournalFormatter(logging.Formatter):
         return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines() or [""])
 
 
-def store_settings(cache: CacheConfig, directory: Path, log_level: str) -> StoreSettings:
-    """Sizes that were left to the machine are chosen here: an eighth of free memory, a fifth of free disk."""
-    hot = cache.hot or max(64 * MIB, machine.available_memory() // 8)
+def spare_memory(catalog: Catalog) -> int:
+    """Bytes of available memory beyond the models' files, which llama.cpp maps: they count as available until used.
+
+    At least a quarter of it, since a machine may be used that cannot hold its model.
+    """
+    available = machine.available_memory()
+    return max(available - sum(spec.size for spec in catalog.specs), available // 4)
+
+
+def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: int) -> StoreSettings:
+    """Sizes that were left to the machine are chosen here: an eighth of `spare` memory, a fifth of free disk."""
+    hot = cache.hot or max(64 * MIB, spare // 8)
     warm = cache.warm or max(64 * MIB, min(64 * GIB, (machine.free_disk(directory) + size_on_disk(directory)) // 5))
     return StoreSettings(
         directory=directory,
@@ -122,7 +131,8 @@ def size_on_disk(directory: Path) -> int:
 def _create_app(backend: Backend, admin: CacheAdmin, server: ServerConfig) -> web.Application:
     from .api.app import create_app  # late: the store starts while this is imported
 
-    return create_app(backend, admin, server)
+    name = socket.gethostname()
+    return create_app(backend, admin, server, hosts=(name, f"{name}.local"))
 
 
 class Daemon:
@@ -192,12 +202,12 @@ class Daemon:
         catalog = Catalog.from_config(config.model)
         self._directory = directory = cache_directory(config.cache.dir, self._environ)
         self._sockets = self._systemd.take_sockets() or listen.bind(config.server)
-        settings = store_settings(config.cache, directory, config.log.level)
+        spare = spare_memory(catalog)
+        settings = store_settings(config.cache, directory, config.log.level, spare)
         self._store = store = StoreLink(self._store_command or settings.command, self._environ)
-        memory = machine.available_memory() // 4
         self._pool = pool = Pool(
             catalog,
-            lambda spec: load_frame(spec, config, cores=machine.physical_cores(), memory=memory),
+            lambda spec: load_frame(spec, config, cores=machine.physical_cores(), memory=spare // 4),
             self._worker_command or worker_command(config.log.level),
             self._environ,
             store,

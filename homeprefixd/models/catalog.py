@@ -30,6 +30,7 @@ class ModelSpec:
     alias: str  # its name in the API, stable
     path: Path  # absolute, of the GGUF or of its first part
     created: int  # Unix time of the file, s
+    size: int  # of the file, bytes
 
 
 class Catalog:
@@ -88,10 +89,10 @@ def _checked(path: Path, alias: str) -> ModelSpec:
             raise ModelError(f"the model {path} {found}: {HOW_TO_SET}")
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
-        created = int(path.stat().st_mtime)
+        stat = path.stat()
     except OSError as error:
         raise ModelError(f"the model {path} cannot be read: {error.strerror}") from error
     if magic != _MAGIC:
         what = "is empty" if not magic else "is not a GGUF file (it does not begin with GGUF)"
         raise ModelError(f"the model {path} {what}: {HOW_TO_SET}")
-    return ModelSpec(alias, path, created)
+    return ModelSpec(alias, path, int(stat.st_mtime), stat.st_size)

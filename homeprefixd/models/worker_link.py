@@ -266,7 +266,7 @@ class WorkerLink:
         if self._draining:
             raise _stopping()
         if self.state == "error":
-            message = f"the model {self.alias} could not be loaded: {self.reason}"
+            message = f"the model {self.alias} cannot be used now: {self.reason}"
             raise UnavailableError(message, code="model_failed", retry_after=10)
 
     async def begin(self, request: Request) -> None:
@@ -364,7 +364,8 @@ class WorkerLink:
         line = end.telling_line
         said = f"{end}: {line}" if line and line not in str(end) and end.code > 0 else str(end)
         if self._failure is not None:
-            self._set("error", 0.0, self._failure.message)
+            said = self._failure.message
+            self._set("error", 0.0, said)
         elif end.code == CANNOT_LOAD and was_loading:
             self._set("error", 0.0, line or said)
         else:

@@ -65,7 +65,7 @@ class House:
         def load(spec: ModelSpec) -> LoadModel:
             return load_frame(spec, Config(), cores=2, memory=1 << 20)
 
-        catalog = Catalog((ModelSpec("fake", Path("/models/fake.gguf"), 12345),))
+        catalog = Catalog((ModelSpec("fake", Path("/models/fake.gguf"), 12345, 8),))
         pool = Pool(
             catalog,
             load,

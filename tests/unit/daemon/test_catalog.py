@@ -23,7 +23,7 @@ def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "Qwen3-4B-Q4_K_M.gguf")
     os.utime(path, (1000, 1000))
     [spec] = Catalog.from_config(ModelConfig(path=str(path))).specs
-    assert (spec.alias, spec.path, spec.created) == ("Qwen3-4B-Q4_K_M", path, 1000)
+    assert (spec.alias, spec.path, spec.created, spec.size) == ("Qwen3-4B-Q4_K_M", path, 1000, 8)
     assert Catalog.from_config(ModelConfig(path=str(path), alias="house")).resolve("house").path == path
     monkeypatch.chdir(tmp_path)
     assert Catalog.from_config(ModelConfig(path=path.name)).specs[0].path == path
@@ -42,7 +42,7 @@ def test_without_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names() -> None:
-    one = Catalog((catalog.ModelSpec("a", Path("/m/b.gguf"), 0),))
+    one = Catalog((catalog.ModelSpec("a", Path("/m/b.gguf"), 0, 8),))
     assert one.resolve(None) is one.resolve("") is one.resolve("a") is one.resolve("b.gguf")
     with pytest.raises(NotFoundError, match="there is: a") as caught:
         one.resolve("c" * 1000)
@@ -83,7 +83,7 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
 
 
 def test_the_load_frame_resolves_what_was_left_open() -> None:
-    spec = catalog.ModelSpec("a", Path("/m/b.gguf"), 0)
+    spec = catalog.ModelSpec("a", Path("/m/b.gguf"), 0, 8)
     frame = load_frame(spec, Config(), cores=6, memory=123)
     assert (frame.threads, frame.memory, frame.ctx, frame.pool, frame.path) == (6, 123, 0, 0, "/m/b.gguf")
     assert load_frame(spec, Config(model=ModelConfig(threads=3)), cores=6, memory=123).threads == 3
