@@ -17,6 +17,7 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError, RequestError
+from .failures import DecodeError
 from .kernels import Kernels, choose_kernels
 from .llama_log import LlamaLog
 
@@ -27,14 +28,6 @@ KV_TYPES = {
 
 PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 TokenArray = npt.NDArray[np.int32]
-
-
-class DecodeError(Exception):
-    """llama_decode failed for good. `code` is its result (< 0)."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(f"llama_decode: {code}" + (f" ({reason})" if reason else ""))
-        self.code = code
 
 
 def check_gguf(path: Path) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bindings import PARTIAL_ONLY, Batch, Context, DecodeError, Model
+from .bindings import PARTIAL_ONLY, Batch, Context, Model
+from .failures import DecodeError
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,85 @@
+"""How many tokens one request may use, and how many cells the context has. Pure, but for reading metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ModelError
+from ..machine import available_memory
+from .bindings import Model
+
+DEFAULT_CTX = 32768
+_ROUND = 256  # what llama.cpp pads a context to
+_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5,
+         "iq4_nl": 4.5}  # fmt: skip
+_LONG_FACTORS = b"rope_factors_long.weight"
+_HEADER_BYTES = 64 << 20  # tensor names are in the first megabytes, after the vocabulary
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Both in tokens; `pool` is at least `ctx` and a multiple of 256."""
+
+    ctx: int
+    pool: int
+
+
+def kv_bytes_per_token(model: Model, kv_type: str) -> float:
+    """Bytes of K and V of one token by the model's metadata; an upper bound where layers have a window."""
+    layers = _numbers(model.meta("{arch}.block_count")) or [0]
+    heads = _numbers(model.meta("{arch}.attention.head_count"))
+    kv_heads = _numbers(model.meta("{arch}.attention.head_count_kv")) or heads
+    if not heads or not kv_heads or not max(heads):
+        return 0.0
+    default = model.n_embd // max(heads)
+    key = (_numbers(model.meta("{arch}.attention.key_length")) or [default])[0]
+    value = (_numbers(model.meta("{arch}.attention.value_length")) or [default])[0]
+    if len(kv_heads) == 1:
+        kv_heads = kv_heads * layers[0]
+    return sum(kv_heads) * (key + value) * _BITS.get(kv_type, 32.0) / 8
+
+
+def original_context(model: Model) -> int:
+    """Tokens up to which a long-rope model uses its short factors; 0 for models that do not choose by pool size."""
+    original = _numbers(model.meta("{arch}.rope.scaling.original_context_length"))
+    if not original:
+        return 0
+    with model.path.open("rb") as file:
+        return original[0] if _LONG_FACTORS in file.read(_HEADER_BYTES) else 0
+
+
+def choose(model: Model, *, ctx: int, pool: int, memory: int, parallel: int, kv_type: str) -> Capacity:
+    """Resolve what is 0. `memory`: bytes for cells, 0 for a quarter of what is free now. Raises ModelError."""
+    if pool and ctx and pool < ctx:
+        raise ModelError(f"`model.pool` is {pool} and `model.ctx` {ctx}: the pool of cells must hold one request.")
+    per_token = kv_bytes_per_token(model, kv_type)
+    free = available_memory()
+    budget = memory or free // 4
+    affordable = int(budget / per_token) if per_token else 2**31
+    needed = max(pool, ctx) * per_token
+    if needed > free and not model.n_swa:  # llama.cpp fills it at once: the kernel would kill us, not refuse
+        name = f"`model.pool` {pool}" if pool else f"`model.ctx` {ctx}"
+        raise ModelError(
+            f"{name} needs {needed / 2**30:.1f} GiB for K and V (type {kv_type}), and {free / 2**30:.1f} GiB are free:"
+            " lower it, or choose a smaller `model.kv_type`.",
+            code="context_failed",
+        )
+    original = original_context(model)
+    own = ctx or min(model.n_ctx_train or DEFAULT_CTX, DEFAULT_CTX, max(affordable, _ROUND), pool or 2**31)
+    if not ctx and original:
+        own = min(own, original)
+    if pool:
+        return Capacity(own, _up(pool))
+    most = max(own, min(parallel * own, affordable))
+    if original and own <= original:  # beyond it, every stored prefix would be computed with other factors
+        most = min(most, original)
+    return Capacity(own, max(_up(own), most // _ROUND * _ROUND))
+
+
+def _up(tokens: int) -> int:
+    return -(-tokens // _ROUND) * _ROUND
+
+
+def _numbers(text: str | None) -> list[int]:
+    """Of metadata: `8` or `[8, 0, 8]`."""
+    return [int(float(part)) for part in text.strip("[]").split(",") if part.strip()] if text else []

@@ -1,0 +1,135 @@
+"""From a Generate frame to a queued sequence: render, tokenise, check that it fits. Not on the engine's thread."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from ..channel import ChannelClosedError
+from ..chat.prompt import PromptBuilder
+from ..chat.stream import TextStream
+from ..errors import BusyError, ContextOverflowError, HomeprefixdError, RequestError
+from ..frames import Accepted, Frame, Generate
+from .bindings import Model
+from .failures import failure_of
+from .sampling import check_sampling
+from .scheduler import Engine
+from .sequence import Request, Sequence
+
+logger = logging.getLogger(__name__)
+
+
+class Intake:
+    """One thread prepares requests in order. `put` and `cancel` never wait for it.
+
+    `ctx`: tokens that one request may use. `emit` may raise ChannelClosedError: the engine ends then.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: PromptBuilder,
+        engine: Engine,
+        emit: Callable[[Frame], None],
+        ctx: int,
+        max_queue: int,
+    ) -> None:
+        self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
+        self._ctx, self._max_queue = ctx, max_queue
+        self._queue: queue.SimpleQueue[tuple[Generate, float]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: dict[str, bool] = {}  # rid of what is not queued in the engine yet: was it cancelled?
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, generate: Generate) -> None:
+        """Take a request; whatever is wrong with it is told by a Failure frame."""
+        with self._lock:
+            full = len(self._pending) >= self._max_queue
+            if not full:
+                self._pending[generate.rid] = False
+        if full:
+            error = BusyError(
+                f"{self._max_queue} requests are waiting already. Send it again later, or raise `model.max_queue`.",
+                retry_after=1,
+            )
+            self._emit(failure_of(generate.rid, error))
+            return
+        self._queue.put((generate, time.perf_counter()))
+
+    def cancel(self, rid: str) -> None:
+        with self._lock:
+            if rid in self._pending:
+                self._pending[rid] = True
+                return
+        self._engine.cancel(rid)
+
+    def _run(self) -> None:
+        while True:
+            generate, arrived = self._queue.get()
+            try:
+                self._prepare(generate, arrived)
+            except ChannelClosedError:
+                self._engine.quit()
+                return
+            finally:
+                with self._lock:
+                    cancelled = self._pending.pop(generate.rid, False)
+                if cancelled:
+                    self._engine.cancel(generate.rid)
+
+    def _prepare(self, generate: Generate, arrived: float) -> None:
+        try:
+            self._engine.check_room()
+            check_sampling(generate.sampling, self._model.n_vocab)
+            tokens = self._tokens(generate)
+            self._check_fit(len(tokens))
+        except ChannelClosedError:
+            raise
+        except Exception as error:
+            if not isinstance(error, HomeprefixdError):
+                logger.exception("request %s could not be prepared", generate.rid)
+            self._emit(failure_of(generate.rid, error))
+            return
+        request = Request(
+            rid=generate.rid,
+            tokens=tokens,
+            max_tokens=generate.max_tokens,
+            stops=generate.stop,
+            sampling=generate.sampling,
+            stream=generate.stream,
+            cache=generate.cache,
+            salt=generate.salt,
+            arrived=arrived,
+        )
+        self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
+        self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop)))
+
+    def _tokens(self, generate: Generate) -> list[int]:
+        if (generate.messages is None) == (generate.prompt is None):
+            raise RequestError("Exactly one of `messages` and `prompt` must be given.")
+        if generate.messages is not None:
+            text = self._prompts.render(generate.messages, generate.tools, generate.template_kwargs)
+            tokens = self._model.tokenize(text)
+        elif isinstance(generate.prompt, str):
+            tokens = self._model.tokenize(generate.prompt)
+        else:
+            tokens = list(generate.prompt or [])
+            self._model.check_tokens(tokens)
+        if not tokens:
+            raise RequestError("The prompt is empty: it must have at least one token.", param="prompt")
+        return tokens
+
+    def _check_fit(self, count: int) -> None:
+        if count >= self._ctx:
+            raise ContextOverflowError(
+                f"The prompt has {count} tokens and the context holds {self._ctx}, reply included:"
+                " shorten it, or raise `model.ctx` (`--ctx`).",
+                n_prompt_tokens=count,
+                n_ctx=self._ctx,
+            )

@@ -1,0 +1,113 @@
+"""The namespaces of one loaded model: their description once its hash is known, and their keys, by salt.
+
+Hashing a large file takes minutes on a slow disk, so it has a thread of its own; until it is done, requests are served
+without look-ups. Any thread may ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .fingerprint import combine, file_identity, hash_file, model_files
+from .store import Store
+
+logger = logging.getLogger(__name__)
+
+_MEMO_TIMEOUT = 2.0  # seconds for the store to say whether it remembers a file's hash
+_OPEN_TIMEOUT = 0.5
+
+
+class Namespaces:
+    """`describe` makes the description from (SHA-256 of the model, salt); it may be slow, the thread calls it."""
+
+    def __init__(
+        self,
+        store: Store,
+        path: Path,
+        salt: str,
+        describe: Callable[[str, str], dict[str, Any]],
+        on_known: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._store, self._path, self._salt = store, path, salt
+        self._describe, self._on_known = describe, on_known
+        self._lock = threading.Lock()
+        self._sha256 = ""
+        self._keys: dict[str, bytes] = {}
+        self._ended = False
+        self._thread = threading.Thread(target=self._learn, name="model-hash", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread soon; waits for it."""
+        self._ended = True
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def reset(self) -> None:
+        """Another store was connected: it must be told the descriptions again."""
+        with self._lock:
+            self._keys.clear()
+
+    def opened(self, salt: str) -> bytes | None:
+        """The key for a request's salt if it is known to the store; never waits."""
+        return self._keys.get(salt)
+
+    def key(self, salt: str) -> bytes | None:
+        """The key for a request's salt; tells the store if need be (at most 0.5 s). None: not known now."""
+        known = self._keys.get(salt)
+        if known is not None or not self._sha256 or not self._store.connected:
+            return known
+        # Joined so that no pair of salts can be mistaken for another pair.
+        both = self._salt if not salt else f"{len(self._salt)}:{self._salt}{salt}"
+        opened = self._store.open_namespace(self._describe(self._sha256, both), _OPEN_TIMEOUT)
+        if opened is None:
+            return None
+        for line in opened.mismatch:
+            logger.info("stored prefixes of this model cannot be used: %s", line)
+        with self._lock:
+            self._keys[salt] = opened.key
+        return opened.key
+
+    def _learn(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # prefill comes first
+        try:
+            self._sha256 = combine([self._hash(part) for part in model_files(self._path)])
+        except OSError as error:
+            logger.warning("the cache stays off: %s cannot be hashed: %s", self._path, error)
+            return
+        except _EndedError:
+            return
+        self._on_known(self._describe(self._sha256, self._salt))
+        self.key("")
+
+    def _hash(self, path: Path) -> str:
+        identity = file_identity(path)
+        asked = False
+
+        def remembered() -> str | None:
+            nonlocal asked
+            if self._ended:
+                raise _EndedError
+            if asked or not self._store.connected:
+                return None
+            asked = True
+            return self._store.file_hash(*identity, _MEMO_TIMEOUT) or None
+
+        sha256 = hash_file(path, remembered)
+        if file_identity(path) != identity:
+            raise OSError("it changed while it was read")
+        self._store.remember_file_hash(*identity, sha256)
+        return sha256
+
+
+class _EndedError(Exception):
+    """The worker ends."""

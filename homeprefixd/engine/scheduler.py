@@ -1,0 +1,501 @@
+"""What runs next: the engine's loop.
+
+A step is: take what came in, admit, import blocks that are ready, one decode batch for all running sequences, one
+prefill call for one sequence. `submit`, `cancel`, `stop` and `figures` may be called from any thread, all else belongs
+to the thread of `run`. The life of a request is in `sequence.Phase`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..errors import BusyError, HomeprefixdError, UnavailableError
+from ..frames import Delta, Finished, Frame, Heartbeat, Progress
+from ..prefix.blocks import BLOCK_TOKENS, common_tokens
+from .bindings import Batch, Context, Model
+from .failures import DecodeError, failure_of
+from .restoring import Restorer
+from .sampling import Sampler
+from .saving import Saver
+from .sequence import Phase, Sequence
+
+logger = logging.getLogger(__name__)
+
+_IDLE = 0.05  # seconds between looks at what has no wake-up of its own (patience that ends) while something waits
+_RESTORE_BOX = 0.02  # seconds of importing per step while others decode
+_AGEING = 200.0  # tokens of cached prefix that a second of waiting is worth
+_HEAD_OF_LINE = 5.0  # seconds after which nobody smaller may pass one that waits for cells
+
+
+def chunk_end(start: int, total: int, most: int) -> int:
+    """Where a prefill call that begins at `start` ends; `most`: its longest, a multiple of the block size.
+
+    Calls begin and end on the 64-grid, and the remainder has one of its own, so that logits do not depend on `most`.
+    """
+    if start % BLOCK_TOKENS:  # after a cut block: up to the grid, or all if it is little
+        return total if total - start <= BLOCK_TOKENS else start - start % BLOCK_TOKENS + BLOCK_TOKENS
+    whole = (total - start) // BLOCK_TOKENS * BLOCK_TOKENS
+    return start + min(most, whole) if whole else total
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Counts in tokens, times in seconds. `ctx`: what one request may use; `batch`: longest prefill call."""
+
+    ctx: int
+    parallel: int
+    batch: int
+    max_queue: int
+    max_stall: float
+    debug_logits: bool = False
+
+
+class Engine:
+    """Runs sequences on one context. `emit` sends a frame to the daemon; `saver`, `restorer` None: cache mode off."""
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        settings: EngineSettings,
+        emit: Callable[[Frame], None],
+        counters: defaultdict[str, float],
+        saver: Saver | None = None,
+        restorer: Restorer | None = None,
+    ) -> None:
+        self._model, self._context, self._settings, self._emit = model, context, settings, emit
+        self._saver, self._restorer = saver, restorer
+        self.counters = counters
+        self._wake = threading.Event()
+        self._inbox: deque[Sequence | str] = deque()  # a new sequence, or the rid of one to cancel
+        self._waiting: list[Sequence] = []
+        self._resident: dict[int, Sequence] = {}  # by sequence id, in order of admission
+        self._running: list[Sequence] = []  # those that decode
+        self._ids = list(range(settings.parallel))[::-1]
+        self._batch = Batch(max(settings.batch, settings.parallel))
+        self._rate = 0.0  # prefill, tokens per second
+        self._steps = 0
+        self._step_began = 0.0
+        self._stop_at: float | None = None
+        self._quit = False
+
+    # ---- from any thread
+
+    def check_room(self) -> None:
+        """Raise BusyError if the queue is full, UnavailableError if the worker ends."""
+        if self._stop_at is not None:
+            raise UnavailableError("The model's worker is stopping.", retry_after=5)
+        waiting = len(self._waiting) + sum(1 for item in list(self._inbox) if isinstance(item, Sequence))
+        if waiting >= self._settings.max_queue:
+            raise BusyError(
+                f"{waiting} requests are waiting already. Send it again later, or raise `model.max_queue`.",
+                retry_after=max(1, round(waiting / self._settings.parallel)),
+            )
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue it. Its look-up begins now, so that its blocks come while it waits."""
+        if self._restorer is not None:
+            self._restorer.begin(sequence, self._wake.set, may_wait=True)
+        self._inbox.append(sequence)
+        self._wake.set()
+
+    def cancel(self, rid: str) -> None:
+        self._inbox.append(rid)
+        self._wake.set()
+
+    def stop(self, grace: float) -> None:
+        """End `run` when all is done, or after `grace` seconds."""
+        self._stop_at = time.perf_counter() + grace
+        self._wake.set()
+
+    def quit(self) -> None:
+        """End `run` after the current step; nobody is told."""
+        self._quit = True
+        self._wake.set()
+
+    def figures(self) -> Heartbeat:
+        began = self._step_began
+        resident = list(self._resident.values())
+        return Heartbeat(
+            steps=self._steps,
+            step_age=time.perf_counter() - began if began else 0.0,
+            running=len(resident),
+            waiting=len(self._waiting),
+            cells_used=sum(s.n_past for s in resident),
+            cells=self._context.n_ctx,
+            counters=dict(self.counters),
+        )
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Until `stop` or `quit`."""
+        while not self._quit:
+            self._wake.clear()
+            worked = self.step()
+            if self._stop_at is not None:
+                if not (self._resident or self._waiting or self._inbox):
+                    return
+                if time.perf_counter() >= self._stop_at:
+                    self._end_all()
+                    return
+            if not worked:
+                self._wake.wait(_IDLE if self._resident or self._waiting or self._stop_at is not None else None)
+
+    def step(self) -> bool:
+        """One step; False if there was nothing to compute."""
+        self._steps += 1
+        if self._inbox:
+            self._take_inbox()
+        if self._waiting:
+            self._admit()
+        if not self._resident:
+            return False
+        worked = self._restore()
+        if self._running:
+            self._decode()
+            worked = True
+        return self._prefill() or worked
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Sequence):
+                self._waiting.append(item)
+                continue
+            for sequence in [*self._waiting, *self._resident.values()]:
+                if sequence.request.rid == item:
+                    self._finish(sequence, "cancelled")
+
+    def _end_all(self) -> None:
+        self._take_inbox()
+        for sequence in [*self._resident.values(), *self._waiting]:
+            self._save(sequence, tail=True)
+            self._fail(sequence, UnavailableError("The daemon stopped before the reply was complete.", retry_after=5))
+
+    # ---- admission
+
+    def _admit(self) -> None:
+        """Longest cached prefix first, with ageing; whoever waits for another's blocks is passed over."""
+        if not self._ids:
+            return
+        now = time.perf_counter()
+        ready: list[tuple[float, Sequence]] = []
+        for sequence in self._waiting:
+            if self._restorer is None:
+                sequence.plan = ()
+            elif not self._restorer.planned(sequence) or self._is_behind(sequence):
+                continue
+            ready.append((sequence.matched + _AGEING * (now - sequence.request.arrived), sequence))
+        ready.sort(key=lambda item: -item[0])
+        for _worth, sequence in ready:
+            if not self._ids:
+                return
+            used = sum(
+                other.n_past if other.phase is Phase.DECODE else len(other.tokens) for other in self._resident.values()
+            )
+            if self._resident and used + len(sequence.tokens) + BLOCK_TOKENS > self._context.n_ctx:
+                if now - sequence.request.arrived > _HEAD_OF_LINE:
+                    return
+                continue
+            if self._is_behind(sequence):  # of one that was admitted in this very loop
+                continue
+            self._enter(sequence, now)
+
+    def _is_behind(self, sequence: Sequence) -> bool:
+        """True while another computes blocks that this one could use: computed once, they serve both."""
+        if self._restorer is None or not sequence.request.cache or sequence.no_lookup:
+            return False
+        for other in self._resident.values():
+            if other.phase is Phase.DECODE or not other.request.cache or other.request.salt != sequence.request.salt:
+                continue
+            if sequence.lookup is None and not sequence.behind:
+                continue  # the store is away: waiting would gain nothing
+            shared = min(common_tokens(sequence.le(), other.le()), len(sequence.tokens) - 1, len(other.tokens) - 1)
+            if shared - shared % BLOCK_TOKENS >= sequence.matched + BLOCK_TOKENS:
+                sequence.behind = True
+                return True
+        if sequence.behind:
+            sequence.behind = False
+            self._restorer.begin(sequence, self._wake.set, may_wait=False)
+            return not self._restorer.planned(sequence)
+        return False
+
+    def _enter(self, sequence: Sequence, now: float) -> None:
+        self._waiting.remove(sequence)
+        sequence.seq_id = self._ids.pop()
+        if self._resident:
+            sequence.aligned = False
+            for other in self._resident.values():
+                other.aligned = False
+        self._resident[sequence.seq_id] = sequence
+        sequence.phase = Phase.RESTORING
+        sequence.stalled_since = 0.0
+        if not sequence.started:
+            sequence.admitted = now
+        with self._guard(sequence):
+            if sequence.sampler is None:
+                sequence.sampler = Sampler(self._model, sequence.request.sampling, self._settings.ctx)
+                sequence.sampler.accept_prompt(sequence.request.tokens)
+
+    def _restore(self) -> bool:
+        worked = False
+        for sequence in list(self._resident.values()):
+            if sequence.phase is not Phase.RESTORING:
+                continue
+            before = sequence.n_past
+            with self._guard(sequence):
+                box = _RESTORE_BOX if self._running else 3600.0
+                if self._restorer is None or self._restorer.step(sequence, box):
+                    if self._restorer is not None:
+                        self._restorer.end(sequence)
+                    sequence.phase = Phase.PREFILL
+                    if not sequence.started:
+                        sequence.restore_done = time.perf_counter()
+                    sequence.started = True
+                    if sequence.restored:
+                        self._progress(sequence)
+                    worked = True
+            worked = worked or sequence.n_past != before
+        return worked
+
+    # ---- decode
+
+    def _decode(self) -> None:
+        running = self._running
+        self._batch.set_steps([s.tokens[-1] for s in running], [s.n_past for s in running], [s.seq_id for s in running])
+        began = self._step_began = time.perf_counter()
+        try:
+            fits = self._context.decode(self._batch)
+        except DecodeError as error:
+            for sequence in list(running):
+                self._fail(sequence, error)
+            return
+        finally:
+            self._step_began = 0.0
+        if not fits:
+            self._make_room()
+            return
+        each = None
+        for index, sequence in enumerate(list(running)):
+            sequence.n_past += 1
+            with self._guard(sequence):
+                self._next_token(sequence, index)
+            if each is None:  # sampling waits for the computation
+                seconds = time.perf_counter() - began
+                each = seconds / len(running or [sequence])
+                self.counters["decode_seconds"] += seconds
+            sequence.unsaved_cost += each
+            self.counters["decode_tokens"] += 1
+            if sequence.n_past % BLOCK_TOKENS == 0 and sequence.phase is Phase.DECODE:
+                self._save(sequence)
+
+    def _next_token(self, sequence: Sequence, index: int) -> None:
+        """Sample from output `index`, send the text, end the request where it ends."""
+        request, sampler, text = sequence.request, sequence.sampler, sequence.text
+        if sampler is None:
+            raise RuntimeError("a sequence without a sampler")
+        token = sampler.sample(self._context, index, sequence.generated)
+        if not sequence.first_token:
+            sequence.first_token = time.perf_counter()
+        sequence.generated += 1
+        if token in self._model.eog:
+            self._finish(sequence, "stop")
+            return
+        sequence.tokens.append(token)
+        new = text.feed(self._model.piece(token))
+        if new:
+            if request.stream:
+                self._emit(Delta(rid=request.rid, text=new, tokens=sequence.generated))
+            else:
+                sequence.parts.append(new)
+        if text.stopped is not None:
+            self._finish(sequence, "stop")
+        elif 0 <= request.max_tokens <= sequence.generated or len(sequence.tokens) >= self._settings.ctx:
+            self._finish(sequence, "length")
+
+    # ---- prefill
+
+    def _prefill(self) -> bool:
+        """One call for one sequence; False if none waits for it."""
+        sequence = self._choose_prefill()
+        if sequence is None:
+            return False
+        start, total = sequence.n_past, len(sequence.tokens)
+        end = chunk_end(start, total, self._longest_call())
+        self._batch.set_prompt(sequence.array()[start:end], start, sequence.seq_id)
+        began = self._step_began = time.perf_counter()
+        try:
+            fits = self._context.decode(self._batch)
+            if fits:
+                self._context.synchronize()
+        except DecodeError as error:
+            self._fail(sequence, error)
+            return True
+        finally:
+            self._step_began = 0.0
+        if not fits:
+            self._make_room()
+            return True
+        self._account_prefill(sequence, end, time.perf_counter() - began)
+        with self._guard(sequence):
+            self._progress(sequence)
+            if end == total:
+                self._begin_decode(sequence)
+        if sequence.phase is not Phase.ENDED:
+            self._save(sequence)
+        return True
+
+    def _longest_call(self) -> int:
+        """Tokens of the longest prefill call now: while others decode, they stall for at most `max_stall`."""
+        if not self._running:
+            return self._settings.batch
+        allowed = int(self._rate * self._settings.max_stall) // BLOCK_TOKENS * BLOCK_TOKENS
+        return min(self._settings.batch, max(BLOCK_TOKENS, allowed))
+
+    def _choose_prefill(self) -> Sequence | None:
+        """The one with the least to do, with ageing, so that a cached prompt is not kept waiting by a long one."""
+        best, best_worth = None, 0.0
+        now = time.perf_counter()
+        for sequence in self._resident.values():
+            if sequence.phase is Phase.PREFILL:
+                left = len(sequence.tokens) - sequence.n_past
+                worth = left - max(_AGEING, self._rate / 2) * (now - sequence.request.arrived)
+                if best is None or worth < best_worth:
+                    best, best_worth = sequence, worth
+        return best
+
+    def _account_prefill(self, sequence: Sequence, end: int, seconds: float) -> None:
+        start, count = sequence.n_past, end - sequence.n_past
+        on_grid = start % BLOCK_TOKENS == 0 and count % BLOCK_TOKENS == 0
+        if on_grid:
+            rate = count / max(seconds, 1e-9)
+            self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
+        if on_grid and sequence.aligned and sequence.grid_until == start:
+            sequence.grid_until = end
+        sequence.n_past = end
+        sequence.unsaved_cost += seconds
+        self.counters["prefill_tokens"] += count
+        self.counters["prefill_seconds"] += seconds
+
+    def _begin_decode(self, sequence: Sequence) -> None:
+        """The prompt is computed: sample from its last logits."""
+        if self._settings.debug_logits and not sequence.first_token:
+            sequence.logits_sha256 = hashlib.sha256(self._context.logits(-1).tobytes()).hexdigest()
+        if sequence.request.max_tokens == 0:
+            sequence.first_token = time.perf_counter()
+            self._finish(sequence, "length")
+            return
+        sequence.phase = Phase.DECODE
+        self._running.append(sequence)
+        self._next_token(sequence, -1)
+
+    def _progress(self, sequence: Sequence) -> None:
+        if sequence.generated:  # it was set aside: to its client this is only a pause
+            return
+        self._emit(
+            Progress(
+                rid=sequence.request.rid,
+                reused=sequence.cached,
+                done=min(sequence.n_past, sequence.n_prompt),
+                total=sequence.n_prompt,
+            )
+        )
+
+    # ---- leaving
+
+    def _make_room(self) -> None:
+        """The cells are out: set the youngest aside. Its blocks are saved; it comes back by look-up."""
+        youngest = list(self._resident.values())[-1]
+        if len(self._resident) == 1:
+            self._fail(youngest, UnavailableError("The context has no cells for this request. Raise `model.pool`."))
+            return
+        logger.info("the context is full: request %s is set aside", youngest.request.rid)
+        self.counters["set_aside"] += 1
+        self._save(youngest, tail=True)
+        self._leave(youngest)
+        youngest.forget_state()
+        youngest.phase = Phase.WAITING
+        self._waiting.insert(0, youngest)
+        if self._restorer is not None:
+            self._restorer.begin(youngest, self._wake.set, may_wait=False)
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        now = time.perf_counter()
+        rest = "" if reason == "cancelled" else sequence.text.flush()
+        self._save(sequence, tail=True)  # before the reply's end: the next turn may come at once
+        self._end(sequence)
+        request = sequence.request
+        if rest and request.stream:
+            self._emit(Delta(rid=request.rid, text=rest, tokens=sequence.generated))
+        whole = "" if request.stream else "".join([*sequence.parts, rest])
+        self._emit(
+            Finished(
+                rid=request.rid,
+                reason=reason,  # type: ignore[arg-type]
+                text=whole,
+                stop=sequence.text.stopped,
+                timings=sequence.timings(now),
+            )
+        )
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End one request with an error; nothing of it is saved."""
+        if sequence.phase is Phase.ENDED:
+            return
+        self.counters["errors"] += 1
+        if not isinstance(error, HomeprefixdError | DecodeError):
+            logger.exception("request %s failed", sequence.request.rid, exc_info=error)
+        self._end(sequence)
+        self._emit(failure_of(sequence.request.rid, error))
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self._leave(sequence)
+        sequence.phase = Phase.ENDED
+        if sequence.sampler is not None:
+            sequence.sampler.close()
+            sequence.sampler = None
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Its cells and its place are free."""
+        if self._restorer is not None:
+            self._restorer.end(sequence)
+        if sequence in self._running:
+            self._running.remove(sequence)
+        if self._resident.pop(sequence.seq_id, None) is None:
+            return
+        self._context.remove(sequence.seq_id)
+        self._ids.append(sequence.seq_id)
+        sequence.seq_id = -1
+        if not self._resident:
+            self._context.clear()  # the next one begins at the first cell, so on the grid
+
+    def _save(self, sequence: Sequence, *, tail: bool = False) -> None:
+        """Cache trouble is never the request's."""
+        if self._saver is None or sequence.seq_id < 0:
+            return
+        try:
+            self._saver.save(sequence, tail=tail)
+        except Exception:
+            logger.exception("blocks of request %s were not saved", sequence.request.rid)
+            self.counters["save_errors"] += 1
+            sequence.no_save = True
+
+    @contextlib.contextmanager
+    def _guard(self, sequence: Sequence) -> Iterator[None]:
+        """What goes wrong inside ends this request only. A daemon that is gone ends the worker."""
+        try:
+            yield
+        except ConnectionError:
+            raise
+        except Exception as error:
+            self._fail(sequence, error)

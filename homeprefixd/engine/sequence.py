@@ -1,0 +1,137 @@
+"""One request on its way through the engine: what it asks, where it is, what it has cost.
+
+State only; `scheduler.py` moves it. Times are seconds of `time.perf_counter`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..chat.stream import TextStream
+from ..frames import PlanNode, Sampling, Timings
+from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
+from .bindings import TokenArray
+from .sampling import Sampler
+from .store import Lookup
+
+
+class Phase(enum.Enum):
+    WAITING = "waiting"  # for a look-up, a sequence id or cells
+    RESTORING = "restoring"  # blocks come in
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt that fits, ready to be queued. `max_tokens` < 0: until the context is full."""
+
+    rid: str
+    tokens: list[int]
+    max_tokens: int
+    stops: list[str]
+    sampling: Sampling
+    stream: bool
+    cache: bool
+    salt: str
+    arrived: float
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request in the engine. Counts are tokens."""
+
+    request: Request
+    tokens: list[int]  # the prompt, then what was generated; the last one may not be in the context yet
+    text: TextStream
+    lookup: Lookup | None = None
+    phase: Phase = Phase.WAITING
+    seq_id: int = -1
+    n_past: int = 0  # in the context
+    generated: int = 0
+    sampler: Sampler | None = None
+    parts: list[str] = field(default_factory=list)  # text, where it is not streamed
+
+    # reuse
+    plan: tuple[PlanNode, ...] | None = None
+    next_node: int = 0
+    restored: int = 0  # of n_past, came from the cache at the last admission
+    stalled_since: float = 0.0
+    no_lookup: bool = False  # something was wrong with what the cache gave: compute
+    lookup_since: float = 0.0
+    behind: bool = False  # waited for another's blocks: look up again
+    saved: int = 0  # of n_past, in whole blocks, exported or restored
+    no_save: bool = False
+    aligned: bool = True  # nobody else had cells while this one had
+    grid_until: int = 0  # so far computed on the grid
+    unsaved_cost: float = 0.0  # seconds spent on what is not saved yet
+
+    # what is reported
+    cached: int = 0
+    tiers: dict[str, int] = field(default_factory=dict)
+    admitted: float = 0.0
+    restore_done: float = 0.0
+    first_token: float = 0.0
+    started: bool = False  # admitted once: figures of later admissions are not reported
+    logits_sha256: str = ""
+
+    _array: TokenArray | None = None
+    _le: bytes = b""
+    _keys: list[BlockKey] = field(default_factory=list)
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def matched(self) -> int:
+        """Tokens that the plan promises."""
+        return sum(node.use for node in self.plan or ())
+
+    def array(self) -> TokenArray:
+        """`tokens` as int32, made anew when they have grown."""
+        if self._array is None or len(self._array) != len(self.tokens):
+            self._array = np.array(self.tokens, np.int32)
+        return self._array
+
+    def le(self) -> bytes:
+        """`tokens` as little-endian u32."""
+        if len(self._le) != 4 * len(self.tokens):
+            self._le = to_le(self.tokens)
+        return self._le
+
+    def key_before(self, start: int, root: bytes) -> bytes:
+        """Key of the node that ends at `start`, a multiple of the block size."""
+        while len(self._keys) < start // BLOCK_TOKENS:
+            at = len(self._keys) * BLOCK_TOKENS
+            parent = self._keys[-1] if self._keys else root
+            self._keys.append(block_key(parent, to_le(self.tokens[at : at + BLOCK_TOKENS])))
+        return self._keys[start // BLOCK_TOKENS - 1] if start else root
+
+    def forget_state(self) -> None:
+        """Its cells are gone; what it has generated is kept."""
+        self.n_past = self.restored = self.saved = self.grid_until = self.next_node = 0
+        self.unsaved_cost = 0.0
+        self.aligned = True
+
+    def timings(self, now: float) -> Timings:
+        arrived = self.request.arrived
+        admitted = self.admitted or now
+        restored = self.restore_done or admitted
+        first = self.first_token or now
+        return Timings(
+            cache_n=self.cached,
+            prompt_n=self.n_prompt - self.cached,
+            prompt_ms=max(0.0, first - restored) * 1e3,
+            restore_ms=(restored - admitted) * 1e3,
+            queue_ms=(admitted - arrived) * 1e3,
+            predicted_n=self.generated,
+            predicted_ms=max(0.0, now - first) * 1e3,
+            cache_tiers=dict(self.tiers),
+            total_prompt_n=self.n_prompt,
+            logits_sha256=self.logits_sha256,
+        )

@@ -1,0 +1,74 @@
+"""What the engine needs of the store: a protocol that `prefix.client.StoreClient` fulfils.
+
+All of it is safe from any thread and never raises: a store that is away knows nothing and takes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from ..frames import NewNode, PlanNode
+
+
+class OpenedNamespace(Protocol):
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def mismatch(self) -> list[str]:
+        """What differs from stored namespaces of the same model file, each as a sentence."""
+        ...
+
+
+class Slot(Protocol):
+    """Room in the arena for one block."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def view(self) -> memoryview:
+        """Writable, at least as long as was asked for."""
+        ...
+
+
+class Lookup(Protocol):
+    """A running match. Its blocks stay in memory until `release`."""
+
+    def wait_plan(self, timeout: float) -> tuple[PlanNode, ...] | None:
+        """The plan, () if nothing is known; None if it is not there after `timeout` seconds."""
+        ...
+
+    def wait_block(self, index: int, timeout: float) -> memoryview | None:
+        """State of a node of the plan, None if it is not ready after `timeout` seconds."""
+        ...
+
+    def state(self, index: int) -> Literal["pending", "ready", "lost"]: ...
+
+    def release(self) -> None: ...
+
+
+class Store(Protocol):
+    @property
+    def connected(self) -> bool: ...
+
+    def open_namespace(self, description: dict[str, Any], timeout: float) -> OpenedNamespace | None: ...
+
+    def lookup(
+        self, namespace: bytes, tokens_le: bytes, limit: int, exact: bool, on_update: Callable[[], None] | None = None
+    ) -> Lookup:
+        """Begin a match; returns at once. `on_update` is called, from another thread, when plan or blocks come."""
+        ...
+
+    def reserve(self, sizes: Sequence[int], timeout: float = 0.25) -> Sequence[Slot]:
+        """Slots in the order of `sizes` (bytes); fewer where there is no room or no time."""
+        ...
+
+    def commit(self, namespace: bytes, nodes: list[NewNode]) -> None: ...
+
+    def abandon(self, slots: Sequence[Slot]) -> None: ...
+
+    def file_hash(self, device: int, inode: int, size: int, mtime_ns: int, timeout: float) -> str | None: ...
+
+    def remember_file_hash(self, device: int, inode: int, size: int, mtime_ns: int, sha256: str) -> None: ...

@@ -1,0 +1,267 @@
+"""Main of the worker process: one loaded model, served over the daemon's socket.
+
+    python -m homeprefixd.engine.worker --fd N --log-level LEVEL
+
+Threads: the engine's loop (main), the reader of the daemon's frames, the intake (templates and tokens), the heartbeat,
+and for a while the model's hash. Only this file builds things. Exit codes: 0 told to stop or the daemon is gone,
+3 the model cannot be served.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..channel import Channel, ChannelClosedError
+from ..child import become_child
+from ..errors import HomeprefixdError, ModelError
+from ..frames import (
+    Cancel,
+    Frame,
+    Generate,
+    Loading,
+    LoadModel,
+    ModelInfo,
+    NamespaceKnown,
+    Ready,
+    Stop,
+    ToWorker,
+    UseStore,
+)
+from .failures import failure_of
+
+if TYPE_CHECKING:  # they load llama.cpp, see `build`
+    from .intake import Intake
+    from .namespaces import Namespaces
+    from .scheduler import Engine
+
+DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
+_HEARTBEAT = 1.0  # seconds
+_LAST_STEP = 10.0  # seconds that a step may still take once the daemon is gone
+_MAX_PARALLEL = 255  # llama.cpp has 256 sequence ids, one is scratch
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until told to stop."""
+    parser = argparse.ArgumentParser(prog="homeprefixd-worker")
+    parser.add_argument("--fd", type=int, required=True, help="socket to the daemon")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args(argv)
+    become_child("worker", options.log_level)
+    channel: Channel[ToWorker] = Channel(socket.socket(fileno=options.fd), ToWorker)
+    try:
+        return _serve(channel)
+    except ChannelClosedError:
+        return 0  # the daemon is gone; nobody is left to tell
+
+
+def _serve(channel: Channel[ToWorker]) -> int:
+    from ..prefix.client import StoreClient
+
+    load = channel.receive()
+    try:
+        if not isinstance(load, LoadModel):
+            raise ModelError(f"The first frame was {type(load).__name__}, not LoadModel.")
+        worker = build(load, channel.send, StoreClient())
+    except ChannelClosedError:
+        raise
+    except Exception as error:
+        if not isinstance(error, HomeprefixdError):
+            logger.exception("loading the model failed")
+        channel.send(failure_of(None, error))
+        return ModelError.exit_code
+    worker.run(channel)
+    return 0
+
+
+@dataclass
+class Worker:
+    """The parts of a running worker, and its threads."""
+
+    engine: Engine
+    intake: Intake
+    namespaces: Namespaces | None  # None: cache mode off
+    store: Any  # StoreClient: `engine.store.Store`, and `attach`
+    info: ModelInfo
+    emit: Callable[[Frame], None]
+
+    def run(self, channel: Channel[ToWorker]) -> None:
+        """Serve until `Stop` or the daemon's end. On the calling thread: the engine."""
+        self.emit(Ready(model=self.info))
+        self.intake.start()
+        if self.namespaces is not None:
+            self.namespaces.start()
+        threading.Thread(target=self._read, args=(channel,), name="reader", daemon=True).start()
+        done = threading.Event()
+        threading.Thread(target=self._beat, args=(done,), name="heartbeat", daemon=True).start()
+        try:
+            self.engine.run()
+        finally:
+            done.set()
+
+    def _read(self, channel: Channel[ToWorker]) -> None:
+        try:
+            while True:
+                self._take(channel.receive(), channel)
+        except ChannelClosedError:
+            self.engine.quit()
+            # The engine may be in a long llama_decode; nobody waits for its result.
+            timer = threading.Timer(_LAST_STEP, os._exit, args=(0,))
+            timer.daemon = True
+            timer.start()
+
+    def _take(self, frame: ToWorker, channel: Channel[ToWorker]) -> None:
+        match frame:
+            case Generate():
+                self.intake.put(frame)
+            case Cancel():
+                self.intake.cancel(frame.rid)
+            case Stop():
+                self.engine.stop(frame.grace)
+            case UseStore():
+                self._use_store(socket.socket(fileno=channel.take_descriptor()))
+            case LoadModel():
+                logger.warning("a second LoadModel was ignored: a worker has one model")
+
+    def _use_store(self, sock: socket.socket) -> None:
+        if self.namespaces is None:
+            sock.close()
+            return
+        self.store.attach(sock)
+        self.namespaces.reset()
+        # Told from a thread of its own: the reader must stay free for a Cancel.
+        threading.Thread(target=self.namespaces.key, args=("",), name="open-namespace", daemon=True).start()
+
+    def _beat(self, done: threading.Event) -> None:
+        try:
+            while not done.wait(_HEARTBEAT):
+                self.emit(self.engine.figures())
+        except ChannelClosedError:
+            return
+
+
+def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
+    """Load the model and make everything that serves it. `store`: fulfils `Store`. Raises ModelError."""
+    # Imported here: llama.cpp is loaded into this process only after it is tied to its parent.
+    from ..chat.prompt import PromptBuilder
+    from . import capacity
+    from .bindings import Context, ContextSettings, Model
+    from .fingerprint import describe, library_hashes
+    from .intake import Intake
+    from .llama_log import LlamaLog
+    from .namespaces import Namespaces
+    from .restoring import Restorer
+    from .saving import Saver
+    from .scheduler import Engine, EngineSettings
+    from .slices import Slicer, make_slicer
+
+    if not 1 <= load.parallel <= _MAX_PARALLEL:
+        raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
+    path = Path(load.path)
+    model = Model.load(path, LlamaLog(), gpu_layers=load.gpu_layers, progress=_progress(emit))
+    size = capacity.choose(
+        model, ctx=load.ctx, pool=load.pool, memory=load.memory, parallel=load.parallel, kv_type=load.kv_type
+    )
+    batch = max(64, load.batch // 64 * 64)
+    threads = load.threads or len(os.sched_getaffinity(0))
+    context = Context(
+        model,
+        ContextSettings(
+            size.pool, max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, load.flash_attention
+        ),
+        "`model.pool`" if load.pool else "`model.ctx`",
+    )
+    made = make_slicer(context, scratch=load.parallel)
+    slicer = made if isinstance(made, Slicer) else None
+    reason = "" if slicer is not None else f"No prefix is reused for this model: {made}."
+    if slicer is not None and load.reuse == "off":
+        slicer, reason = None, "`cache.reuse` is off."
+    counters: defaultdict[str, float] = defaultdict(float)
+    settings = EngineSettings(
+        ctx=size.ctx,
+        parallel=load.parallel,
+        batch=batch,
+        max_queue=load.max_queue,
+        max_stall=load.max_stall,
+        debug_logits=os.environ.get(DEBUG_LOGITS) == "1",
+    )
+    namespaces = saver = restorer = None
+    if slicer is not None:
+
+        def description(sha256: str, salt: str) -> dict[str, Any]:
+            return describe(
+                model, context, sha256=sha256, libraries=library_hashes(), gpu_layers=load.gpu_layers, salt=salt
+            )
+
+        namespaces = Namespaces(
+            store, path, load.salt, description, lambda known: emit(NamespaceKnown(namespace=known))
+        )
+        saver = Saver(store, slicer, model, namespaces, counters)
+        restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
+    engine = Engine(model, context, settings, emit, counters, saver, restorer)
+    prompts = PromptBuilder(_template(load, model.chat_template), model.bos_text, model.eos_text, load.template_timeout)
+    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue)
+    info = ModelInfo(
+        alias=load.alias,
+        path=load.path,
+        arch=model.arch,
+        description=model.description,
+        n_params=model.n_params,
+        size=model.size,
+        n_vocab=model.n_vocab,
+        n_embd=model.n_embd,
+        n_ctx_train=model.n_ctx_train,
+        n_ctx=size.ctx,
+        n_pool=context.n_ctx,
+        kv_bytes_per_token=float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type)),
+        parallel=load.parallel,
+        threads=threads,
+        has_template=prompts.has_template,
+        cache_mode="blocks" if slicer is not None else "off",
+        cache_reason=reason,
+        namespace={},
+    )
+    return Worker(engine, intake, namespaces, store, info, emit)
+
+
+def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:
+    """Loading frames, at most a hundred."""
+    sent = -1.0
+
+    def report(progress: float) -> None:
+        nonlocal sent
+        if progress >= sent + 0.01 or (progress >= 1 > sent):
+            sent = progress
+            emit(Loading(progress=progress))
+
+    return report
+
+
+def _template(load: LoadModel, own: str) -> str:
+    """The template's text: the model's own, or what `model.chat_template` gives, as text or as a file's path."""
+    given = load.chat_template
+    if not given:
+        return own
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"`model.chat_template` is {given}, which cannot be read ({error}): it must be a template's text or file."
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

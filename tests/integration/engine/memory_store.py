@@ -1,0 +1,153 @@
+"""A store in this process: dictionaries, exact and partial matches, counts of what it was asked.
+
+Fulfils `homeprefixd.engine.store.Store`. Its faults are set by attributes, so that tests can break it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from homeprefixd.frames import NewNode, PlanNode
+from homeprefixd.prefix.blocks import block_key, common_tokens, namespace_of
+
+
+@dataclass
+class Opened:
+    key: bytes
+    mismatch: list[str] = field(default_factory=list)
+
+
+@dataclass
+class MemorySlot:
+    offset: int
+    size: int
+    view: memoryview
+
+
+class MemoryLookup:
+    def __init__(self, store: MemoryStore, plan: tuple[PlanNode, ...]) -> None:
+        self._store, self._plan = store, plan
+        self.released = False
+        store.leases += 1
+
+    def wait_plan(self, timeout: float) -> tuple[PlanNode, ...] | None:
+        return None if self._store.silent else self._plan
+
+    def wait_block(self, index: int, timeout: float) -> memoryview | None:
+        assert not self.released
+        if self.state(index) != "ready":
+            return None
+        return self._store.change(index, self._store.payloads[self._plan[index].key])
+
+    def state(self, index: int) -> Literal["pending", "ready", "lost"]:
+        if self._store.lost_from is not None and index >= self._store.lost_from:
+            return "lost"
+        return "pending" if index >= self._store.ready_up_to else "ready"
+
+    def release(self) -> None:
+        if not self.released:
+            self.released = True
+            self._store.leases -= 1
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self.connected = True
+        self.silent = False  # no plan ever comes
+        self.full = False  # no slot is given
+        self.lost_from: int | None = None
+        self.ready_up_to = 10**9
+        self.change: Callable[[int, memoryview], memoryview] = lambda index, view: view
+        self.nodes: dict[bytes, NewNode] = {}
+        self.children: dict[bytes, list[bytes]] = {}
+        self.payloads: dict[bytes, memoryview] = {}
+        self.hashes: dict[tuple[int, int, int, int], str] = {}
+        self.namespaces: dict[bytes, dict[str, Any]] = {}
+        self.leases = 0
+        self.lookups = 0
+        self.orphans = 0
+        self.abandoned = 0
+        self._slots: dict[int, MemorySlot] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def open_namespace(self, description: dict[str, Any], timeout: float) -> Opened | None:
+        key = namespace_of(description)
+        self.namespaces[key] = description
+        return Opened(key) if self.connected else None
+
+    def lookup(
+        self, namespace: bytes, tokens_le: bytes, limit: int, exact: bool, on_update: Callable[[], None] | None = None
+    ) -> MemoryLookup:
+        with self._lock:
+            self.lookups += 1
+            plan: list[PlanNode] = []
+            parent, at = namespace, 0
+            while at < limit:
+                wanted = tokens_le[at * 4 : limit * 4]
+                best, use = b"", 0
+                for key in self.children.get(parent, []):
+                    common = common_tokens(self.nodes[key].tokens, wanted)
+                    node = self.nodes[key]
+                    if exact and not (node.grid and common == 64 == len(node.tokens) // 4):
+                        continue
+                    if common > use:
+                        best, use = key, common
+                if not use:
+                    break
+                node = self.nodes[best]
+                count = len(node.tokens) // 4
+                plan.append(PlanNode(best, at, count, use, "hot", node.size, node.grid, node.offset))
+                parent, at = best, at + use
+                if use < 64:
+                    break
+            return MemoryLookup(self, tuple(plan))
+
+    def reserve(self, sizes: Sequence[int], timeout: float = 0.25) -> list[MemorySlot]:
+        if self.full or not self.connected:
+            return []
+        with self._lock:
+            slots = []
+            for size in sizes:
+                slot = MemorySlot(self._next, size, memoryview(bytearray(size)))
+                self._slots[self._next] = slot
+                self._next += size
+                slots.append(slot)
+            return slots
+
+    def commit(self, namespace: bytes, nodes: list[NewNode]) -> None:
+        with self._lock:
+            for node in nodes:
+                key = block_key(node.parent, node.tokens)
+                slot = self._slots.pop(node.offset)
+                if node.parent != namespace and node.parent not in self.nodes:
+                    self.orphans += 1
+                    continue
+                if key not in self.nodes:
+                    self.children.setdefault(node.parent, []).append(key)
+                elif not node.grid or self.nodes[key].grid:
+                    continue
+                self.nodes[key] = node
+                self.payloads[key] = slot.view[: node.size].toreadonly()
+
+    def abandon(self, slots: Sequence[Any]) -> None:
+        self.abandoned += len(slots)
+
+    def file_hash(self, device: int, inode: int, size: int, mtime_ns: int, timeout: float) -> str | None:
+        return self.hashes.get((device, inode, size, mtime_ns))
+
+    def remember_file_hash(self, device: int, inode: int, size: int, mtime_ns: int, sha256: str) -> None:
+        self.hashes[(device, inode, size, mtime_ns)] = sha256
+
+    def attach(self, sock: Any) -> None:
+        self.connected = True
+
+    def forget(self) -> None:
+        """Everything, as after a purge."""
+        with self._lock:
+            self.nodes.clear()
+            self.children.clear()
+            self.payloads.clear()

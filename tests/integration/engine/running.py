@@ -1,0 +1,111 @@
+"""A worker's parts in this process: the engine on a thread, an in-process store, every frame kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from homeprefixd.engine import worker
+from homeprefixd.errors import from_frame
+from homeprefixd.frames import (
+    Delta,
+    Failure,
+    Finished,
+    Frame,
+    Generate,
+    LoadModel,
+    Message,
+    NamespaceKnown,
+    Sampling,
+)
+from tests.integration.engine.memory_store import MemoryStore
+
+GREEDY = Sampling(temperature=0.0, ignore_eos=True)
+
+
+def load_frame(path: Path, **changes: Any) -> LoadModel:
+    """A LoadModel with small defaults."""
+    values: dict[str, Any] = {
+        "path": str(path), "alias": "m", "ctx": 2048, "pool": 0, "memory": 1 << 30, "parallel": 2, "threads": 2,
+        "batch": 512, "kv_type": "f16", "flash_attention": True, "gpu_layers": 0, "chat_template": "",
+        "template_timeout": 2.0, "reuse": "token", "salt": "", "max_queue": 8, "max_stall": 0.5,
+    }  # fmt: skip
+    return LoadModel(**{**values, **changes})
+
+
+class Running:
+    """A worker's parts in this process, the engine on a thread, frames kept."""
+
+    def __init__(self, load: LoadModel, store: MemoryStore) -> None:
+        self.frames: list[tuple[float, Frame]] = []
+        self.store = store
+        self._changed = threading.Condition()
+        self.worker = worker.build(load, self._emit, store)
+        self.engine = self.worker.engine
+        self.worker.intake.start()
+        if self.worker.namespaces is not None:
+            self.worker.namespaces.start()
+        self._thread = threading.Thread(target=self.engine.run, daemon=True)
+        self._thread.start()
+        self._count = 0
+
+    def _emit(self, frame: Frame) -> None:
+        with self._changed:
+            self.frames.append((time.perf_counter(), frame))
+            self._changed.notify_all()
+
+    def of(self, rid: str, kind: type | tuple[type, ...] = Frame) -> list[Any]:
+        return [f for _, f in self.frames if isinstance(f, kind) and getattr(f, "rid", None) == rid]
+
+    def wait(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(), seconds), "it did not happen in time"
+            return condition()
+
+    def start(self, prompt: Any, max_tokens: int = 8, **changes: Any) -> str:
+        self._count += 1
+        rid = f"r{self._count}"
+        messages = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], Message) else None
+        values: dict[str, Any] = {
+            "rid": rid, "messages": messages, "prompt": None if messages else prompt, "tools": None,
+            "template_kwargs": {}, "max_tokens": max_tokens, "stop": [], "sampling": GREEDY, "stream": True,
+        }  # fmt: skip
+        self.worker.intake.put(Generate(**{**values, **changes}))
+        return rid
+
+    def finish(self, rid: str, seconds: float = 120) -> Finished:
+        end = self.wait(lambda: self.of(rid, (Finished, Failure)), seconds)[0]
+        if isinstance(end, Failure):
+            raise from_frame(end.error, end.message, end.code, end.param, end.details)
+        return end
+
+    def ask(self, prompt: Any, max_tokens: int = 8, **changes: Any) -> tuple[str, Finished]:
+        rid = self.start(prompt, max_tokens, **changes)
+        end = self.finish(rid)
+        return self.text(rid), end
+
+    def text(self, rid: str) -> str:
+        return "".join([f.text for f in self.of(rid, Delta)] + [f.text for f in self.of(rid, Finished)])
+
+    def known(self) -> None:
+        """Wait until look-ups start."""
+        self.wait(lambda: [f for _, f in self.frames if isinstance(f, NamespaceKnown)])
+        namespaces = self.worker.namespaces
+        assert namespaces is not None
+        deadline = time.time() + 10
+        while namespaces.opened("") is None:
+            assert time.time() < deadline
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.engine.quit()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self.worker.namespaces is not None:
+            self.worker.namespaces.close()
+        context, model = self.engine._context, self.engine._model
+        context.close()
+        model.close()

@@ -1,0 +1,132 @@
+"""Random-weight models of a few hundred kilobytes, of architectures that no small download has.
+
+    python tests/tiny_model.py ARCH TOKENIZER.gguf OUT.gguf
+
+llama.cpp makes the tensors itself from hyper-parameters (`llama_model_init_from_user`), so no tensor names or shapes
+are listed here. Tokenizer and chat template come from an existing GGUF. The same arguments give the same weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from llama_cpp import llama_cpp as C  # noqa: N812
+
+WIDTH, HEADS, LAYERS, WINDOW = 64, 2, 3, 64
+HEAD = WIDTH // HEADS
+
+_STATE_SPACE: dict[str, Any] = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 2 * WIDTH,
+    "ssm.state_size": 128,
+    "ssm.time_step_rank": HEADS,
+    "ssm.group_count": 2,
+}
+_MIXED_HEADS: dict[str, Any] = {  # a recurrent layer between two with attention
+    "attention.head_count": [HEADS, 0, HEADS],
+    "attention.head_count_kv": [HEADS, 0, HEADS],
+}
+ARCHS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"attention.key_length": HEAD, "attention.value_length": HEAD},
+    "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2},
+    "mamba2": _STATE_SPACE,
+    "granitehybrid": {**_STATE_SPACE, **_MIXED_HEADS},
+}
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+def make(arch: str, tokenizer: Path, out: Path, *, seed: int = 0, context_length: int = 4096) -> Path:
+    """Write the model and return its path."""
+    lib = _library()
+    C.llama_backend_init()
+
+    def fill(tensor: int, _user_data: int) -> None:
+        name = lib.ggml_get_name(tensor).decode()
+        count, rows = lib.ggml_nelements(tensor), lib.ggml_nrows(tensor)
+        values = np.random.default_rng([seed, *name.encode()]).normal(0, 1.5 / np.sqrt(count // rows), count)
+        if "ssm_a" in name:
+            values = -np.abs(values) / 8  # a decay is negative; slow, so that old tokens matter
+        elif "norm" in name:
+            values = 1 + values / 8  # around 0, signals would fade and wrong state go unnoticed
+        data = values.astype(np.float32)
+        lib.ggml_backend_tensor_set(tensor, data.ctypes.data, 0, data.nbytes)
+
+    callback = C.llama_model_set_tensor_data_t(fill)
+    with tempfile.TemporaryDirectory() as folder:
+        metadata = Path(folder) / "metadata.gguf"
+        _write_metadata(arch, tokenizer, metadata, context_length)
+        context = lib.gguf_init_from_file(str(metadata).encode(), _InitParams(True, None))
+        if not context:
+            raise RuntimeError(f"the metadata for {arch} cannot be read back")
+        model = C.llama_model_init_from_user(context, callback, None, C.llama_model_default_params())
+        if not model:
+            raise RuntimeError(f"llama.cpp refused the metadata for {arch}")
+        C.llama_model_save_to_file(model, str(out).encode())
+        C.llama_model_free(model)
+    return out
+
+
+def _library() -> Any:
+    lib = C._lib  # also finds what libllama depends on, so no second copy of ggml is loaded
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "gguf_init_from_file": (ctypes.c_void_p, [ctypes.c_char_p, _InitParams]),
+        "ggml_nelements": (ctypes.c_int64, [ctypes.c_void_p]),
+        "ggml_nrows": (ctypes.c_int64, [ctypes.c_void_p]),
+        "ggml_get_name": (ctypes.c_char_p, [ctypes.c_void_p]),
+        "ggml_backend_tensor_set": (None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def _write_metadata(arch: str, tokenizer: Path, out: Path, context_length: int) -> None:
+    writer = gguf.GGUFWriter(str(out), arch)
+    n_vocab = 0
+    for field in gguf.GGUFReader(str(tokenizer)).fields.values():
+        if not field.name.startswith("tokenizer."):
+            continue
+        value, kind = field.contents(), field.types[0]
+        if field.name == "tokenizer.ggml.tokens":
+            n_vocab = len(value)
+        writer.add_key_value(
+            field.name, value, kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        )
+    settings = {
+        "vocab_size": n_vocab,
+        "context_length": context_length,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": 3 * WIDTH,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": HEADS,
+        "attention.layer_norm_epsilon": 1e-5,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "residual_scale": 1.0,
+        **ARCHS[arch],
+    }
+    for key, value in settings.items():
+        if isinstance(value, list):
+            writer.add_array(f"{arch}.{key}", value)
+        elif isinstance(value, float):
+            writer.add_float32(f"{arch}.{key}", value)
+        else:
+            writer.add_uint32(f"{arch}.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

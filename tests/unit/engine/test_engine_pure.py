@@ -1,0 +1,182 @@
+"""Parts of the engine that need no model: chunks, kernels, hashes of files, capacity, settings of samplers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homeprefixd.chat.stream import TextStream
+from homeprefixd.engine import capacity, fingerprint, kernels
+from homeprefixd.engine.failures import DecodeError, failure_of
+from homeprefixd.engine.sampling import check_sampling
+from homeprefixd.engine.scheduler import chunk_end
+from homeprefixd.engine.sequence import Request, Sequence
+from homeprefixd.errors import BusyError, ModelError, RequestError
+from homeprefixd.frames import Sampling
+from homeprefixd.prefix.blocks import Namespace, chain, to_le
+
+
+@given(st.integers(0, 3000), st.integers(1, 3000), st.integers(1, 16))
+def test_prefill_calls_stay_on_the_grid(start: int, rest: int, blocks: int) -> None:
+    total, most = start + rest, 64 * blocks
+    edges = [start]
+    while edges[-1] < total:
+        edges.append(chunk_end(edges[-1], total, most))
+    assert edges[-1] == total
+    for begin, end in zip(edges, edges[1:], strict=False):
+        assert 0 < end - begin <= most
+        if begin % 64 == 0 and total - begin >= 64:
+            assert end % 64 == 0  # a remainder is never appended to whole blocks
+
+
+def test_calls_after_a_cut_block() -> None:
+    assert chunk_end(70, 300, 512) == 128
+    assert chunk_end(70, 134, 512) == 134  # little: in one call
+    assert chunk_end(70, 135, 512) == 128
+
+
+@pytest.mark.parametrize(
+    ("comment", "broken"),
+    [
+        (b"GCC: (Debian 12.2.0-14+deb12u1) 12.2.0", True),
+        (b"GCC: (Ubuntu 13.2.0) 13.2.0", True),
+        (b"GCC: (Debian 14.2.0-19) 14.2.0", False),
+        (b"GCC: (GNU) 9.1.0\0GCC: (GNU) 15.1.0", True),
+        (b"clang version 18.1.3", False),
+    ],
+)
+def test_amx_is_kept_out_where_the_compiler_broke_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comment: bytes, broken: bool
+) -> None:
+    library = tmp_path / "libggml-cpu.so"
+    library.write_bytes(b"\x7fELF....\0" + comment + b"\0")
+    monkeypatch.setattr(kernels.C, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 1 | ")
+    assert kernels.amx_is_broken(library) is broken
+    monkeypatch.setattr(kernels.C, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | ")
+    assert not kernels.amx_is_broken(library)
+    assert not kernels.amx_is_broken(None)
+
+
+def test_hash_of_a_file_and_of_parts(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(os.urandom(100_000))
+    assert fingerprint.hash_file(path, lambda: None) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert fingerprint.hash_file(path, lambda: "remembered") == "remembered"
+    assert fingerprint.model_files(path) == [path]
+    parts = fingerprint.model_files(tmp_path / "big-00002-of-00003.gguf")
+    assert [p.name for p in parts] == [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert fingerprint.combine(["a"]) == "a"
+    assert fingerprint.combine(["a", "b"]) not in ("a", "b", fingerprint.combine(["b", "a"]))
+
+
+class _Model:
+    """Metadata only."""
+
+    n_embd, n_ctx_train, n_swa, path = 576, 8192, 0, Path("/dev/null")
+
+    def __init__(self, **meta: str) -> None:
+        self._meta = {
+            "block_count": "30", "attention.head_count": "9", "attention.head_count_kv": "3", **meta,
+        }  # fmt: skip
+
+    def meta(self, key: str) -> str | None:
+        return self._meta.get(key.removeprefix("{arch}."))
+
+
+def choose(model: Any = None, **changes: Any) -> capacity.Capacity:
+    values = {"ctx": 0, "pool": 0, "memory": 1 << 30, "parallel": 4, "kv_type": "f16"}
+    return capacity.choose(model or _Model(), **{**values, **changes})
+
+
+def test_capacity() -> None:
+    per_token = 30 * 3 * 128 * 2
+    assert capacity.kv_bytes_per_token(_Model(), "f16") == per_token  # type: ignore[arg-type]
+    assert capacity.kv_bytes_per_token(_Model(), "q8_0") == per_token * 8.5 / 16  # type: ignore[arg-type]
+    mixed = _Model(**{"attention.head_count_kv": "[3, 0, 3]", "attention.key_length": "32"})
+    assert capacity.kv_bytes_per_token(mixed, "f32") == 6 * (32 + 64) * 4  # type: ignore[arg-type]
+    assert choose() == capacity.Capacity(8192, 32768)
+    assert choose(ctx=1000) == capacity.Capacity(1000, 3840)
+    assert choose(ctx=1000, parallel=1) == capacity.Capacity(1000, 1024)
+    assert choose(memory=per_token * 10_000) == capacity.Capacity(8192, 9984)
+    assert choose(memory=per_token * 5000).ctx == 5000
+    assert choose(memory=per_token * 5000, ctx=6000) == capacity.Capacity(6000, 6144)  # what was asked for
+    assert choose(pool=3000) == capacity.Capacity(3000, 3072)
+    with pytest.raises(ModelError, match=r"`model\.pool` is 512"):
+        choose(pool=512, ctx=1024)
+    with pytest.raises(ModelError, match=r"`model\.ctx` 900000000 needs .* GiB"):
+        choose(ctx=900_000_000)
+
+
+def test_long_rope_models_keep_their_short_factors(tmp_path: Path) -> None:
+    model = _Model(**{"rope.scaling.original_context_length": "4096"})
+    assert choose(model) == choose()  # no second set of factors in the file: nothing to choose
+    model.path = tmp_path / "m"  # type: ignore[misc]
+    model.path.write_bytes(b"GGUF..rope_factors_long.weight..")
+    assert choose(model) == capacity.Capacity(4096, 4096)
+    assert choose(model, ctx=2000).pool == 4096
+    assert choose(model, ctx=6000) == capacity.Capacity(6000, 24064)  # asked for
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("top_p", float("inf")),
+        ("repeat_penalty", 0.0),
+        ("repeat_last_n", -2),
+        ("logit_bias", {100: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+    ],
+)
+def test_bad_sampling_names_the_field(field: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=field) as caught:
+        check_sampling(Sampling(**{field: value}), 100)
+    assert caught.value.param == field
+
+
+def test_good_sampling_passes() -> None:
+    check_sampling(Sampling(logit_bias={99: float("-inf")}, repeat_last_n=-1), 100)
+
+
+def sequence(tokens: list[int]) -> Sequence:
+    request = Request("r", tokens, 5, [], Sampling(), True, True, "", 0.0)
+    return Sequence(request, list(tokens), TextStream([]))
+
+
+def test_keys_of_a_sequence_are_the_chain_also_as_it_grows() -> None:
+    tokens = list(range(200))
+    grown = sequence(tokens[:70])
+    root = Namespace(b"n" * 32)
+    keys = chain(root, to_le(tokens))
+    assert grown.key_before(0, root) == root
+    assert grown.key_before(64, root) == keys[0]
+    grown.tokens += tokens[70:]
+    assert grown.key_before(192, root) == keys[2]
+    assert grown.le() == to_le(tokens)
+    assert grown.array().tolist() == tokens
+
+
+def test_failures() -> None:
+    frame = failure_of("r", BusyError("full", retry_after=3))
+    assert (frame.error, frame.message, frame.code, frame.details) == (
+        "BusyError",
+        "full",
+        "queue_full",
+        {"retry_after": 3},
+    )
+    assert "llama_decode: -3 (why)" in failure_of("r", DecodeError(-3, "why")).message
+    secret = failure_of("r", KeyError("a user's text"))
+    assert "user" not in secret.message
+    assert "KeyError" in secret.message
+
+
+def test_requests_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sequence([1]).request.rid = "x"  # type: ignore[misc]
