@@ -1,0 +1,100 @@
+"""Administration of the cache: `/cache/stats`, `/cache/prefixes`, `/cache/purge`."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from aiohttp import web
+
+from ..errors import NotFoundError, RequestError
+from ..frames import Purge
+from . import fields
+from .errors import json_response, read_body
+from .fields import Number
+from .keys import ADMIN, BACKEND
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 10_000
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])", re.ASCII)
+_PREFIX = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
+_MAX_AGE = 100 * 365 * 86400.0  # s
+
+
+class PurgeBody(msgspec.Struct):
+    """Exactly one of these is set."""
+
+    all: bool | None = None
+    prefix: str | None = None
+    older_than: Number | str = None
+    model: str | None = None
+
+
+def seconds(value: Number | str) -> float | None:
+    """`older_than` in seconds: a number, or "90m", "30d". Raises RequestError."""
+    if isinstance(value, str):
+        match = _AGE.fullmatch(value.strip())
+        if match is None:
+            raise RequestError(
+                "`older_than` must be a number of seconds, or a number with s, m, h, d or w, as in '30d'.",
+                param="older_than",
+            )
+        value = float(match[1]) * _UNITS[match[2]]
+    return fields.number("older_than", value, 0, _MAX_AGE, open_low=True)
+
+
+def purge_request(body: PurgeBody) -> Purge:
+    """Checked. Raises RequestError."""
+    if body.all is False:
+        body.all = None
+    given = [name for name in ("all", "prefix", "older_than", "model") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise RequestError(
+            "Say what to remove by exactly one of `all` (true), `prefix` (an id of /cache/prefixes), `older_than`"
+            f" (seconds, or as '30d'), `model`; this has {' and '.join(given) or 'none'}.",
+            code="ambiguous_purge",
+        )
+    if body.prefix is not None and not _PREFIX.fullmatch(body.prefix):
+        raise RequestError("`prefix` must be an id from /cache/prefixes: hexadecimal digits.", param="prefix")
+    if body.model == "":
+        raise RequestError("`model` must not be empty.", param="model")
+    return Purge(
+        ticket=0,
+        all=bool(body.all),
+        prefix=body.prefix or "",
+        older_than=seconds(body.older_than) or 0.0,
+        model=body.model or "",
+    )
+
+
+async def stats(request: web.Request) -> web.Response:
+    """`GET /cache/stats`: the store's figures, and the daemon's under `daemon`."""
+    return json_response({**await request.app[ADMIN].stats(), "daemon": request.app[BACKEND].status()})
+
+
+async def prefixes(request: web.Request) -> web.Response:
+    """`GET /cache/prefixes?limit=&model=`: what is kept, last used first."""
+    text = request.query.get("limit", str(DEFAULT_LIMIT))
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_LIMIT):
+        raise RequestError(f"`limit` must be a whole number from 1 to {MAX_LIMIT}.", param="limit", code="out_of_range")
+    found = await request.app[ADMIN].prefixes(int(text), request.query.get("model", ""))
+    return json_response({"prefixes": found.prefixes, "total": found.total})
+
+
+async def purge(request: web.Request) -> web.Response:
+    """`POST /cache/purge`: remove from every tier."""
+    wanted = purge_request(fields.decode(await read_body(request), PurgeBody))
+    done = await request.app[ADMIN].purge(wanted)
+    if done.error:
+        raise NotFoundError(done.error, param="prefix" if wanted.prefix else None)
+    return json_response({"nodes": done.nodes, "bytes": done.bytes})
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/cache/stats", stats),
+        web.get("/cache/prefixes", prefixes),
+        web.post("/cache/purge", purge),
+    ]

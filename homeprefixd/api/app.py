@@ -1,0 +1,48 @@
+"""The HTTP application: routes and what stands before them. Builds nothing; the daemon passes everything in."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection
+
+from aiohttp import web
+
+from ..config import ServerConfig
+from ..models.backend import Backend, CacheAdmin
+from . import admin as admin_routes
+from . import models as model_routes
+from . import openai as openai_routes
+from .errors import error_middleware
+from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, Identity
+from .origin import OriginGuard
+
+
+def _random_token() -> str:
+    return secrets.token_hex(12)
+
+
+def create_app(
+    backend: Backend,
+    admin: CacheAdmin,
+    config: ServerConfig,
+    *,
+    hosts: Collection[str] = (),
+    clock: Callable[[], float] = time.time,
+    token: Callable[[], str] = _random_token,
+) -> web.Application:
+    """The whole API over a backend and a store.
+
+    Serve it by a runner with `handler_cancellation=True`: that is how the generation of a client that left ends.
+    `hosts`: names of this machine under which administration is allowed, beside localhost and `config.host`. `clock`
+    (Unix time, s) and `token` (unique texts) make `created` and `id` of replies.
+    """
+    guard = OriginGuard([config.host, *hosts])
+    app = web.Application(client_max_size=config.max_body, middlewares=[error_middleware, guard.middleware])
+    app[BACKEND] = backend
+    app[ADMIN] = admin
+    app[CONFIG] = config
+    app[IDENTITY] = Identity(clock, token)
+    app.on_response_prepare.append(guard.on_prepare)
+    app.add_routes([*model_routes.routes(), *openai_routes.routes(), *admin_routes.routes()])
+    return app

@@ -1,0 +1,190 @@
+"""Checking: from JSON to typed values, and errors that name the field and what is allowed.
+
+What all dialects share; what a dialect's body looks like is in its own file.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import RequestError
+from ..frames import Sampling
+
+logger = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+Number = int | float | None
+"""A field that holds a number; whole ones are also taken as 3.0, which some clients send."""
+
+MAX_COUNT = 2**31 - 1
+MAX_STOPS = 32
+MAX_STOP_LENGTH = 1024
+MAX_NESTING = 64
+"""Of values that are passed on as they came (tools, template arguments): no decoder on their way may overflow."""
+
+_EXPECTED = re.compile(r"Expected `(.+)`, got `(.+)`$")
+_MISSING = re.compile(r"missing required field `(.+)`$")
+_NAMES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
+
+
+def decode(body: bytes, kind: type[Body], ignored: frozenset[str] = frozenset()) -> Body:
+    """A request's body. `ignored`: fields that are known and need nothing done. Raises RequestError."""
+    try:
+        value = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"The request's body is not JSON: {error}.", code="bad_json") from error
+    except RecursionError as error:
+        raise RequestError("The request's body is nested too deeply.", code="bad_json") from error
+    if logger.isEnabledFor(logging.DEBUG):
+        known = {field.encode_name for field in msgspec.structs.fields(kind)} | ignored
+        unknown = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() - known
+        if unknown:
+            logger.debug("ignored fields: %s", ", ".join(sorted(unknown)))
+    return value
+
+
+def _type_names(names: str) -> str:
+    words = [_NAMES.get(name, name) for name in names.split(" | ")]
+    if "number" in words:
+        words = [word for word in words if word != "integer"]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _explain(error: msgspec.ValidationError) -> RequestError:
+    """msgspec's message in JSON's words, with the field as `param`."""
+    what, _, path = str(error).partition(" - at `")
+    param = path.rstrip("`").removeprefix("$").removeprefix(".")
+    if missing := _MISSING.search(what):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return RequestError(f"`{param}` is missing.", param=param, code="missing_field")
+    shown = f"`{param}`" if param else "The request's body"
+    if expected := _EXPECTED.search(what):
+        text = f"{shown} must be {_type_names(expected[1])}, not {_type_names(expected[2])}."
+    else:
+        text = f"{shown}: {what}."
+    return RequestError(text, param=param or None, code="wrong_type")
+
+
+def check_plain(name: str, value: Any) -> None:
+    """Refuse what the next processes could not take: nesting beyond MAX_NESTING, numbers beyond 64 bits."""
+    level = [value]
+    for _ in range(MAX_NESTING):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, int) and not -(2**63) <= item < 2**64:
+                raise RequestError(f"`{name}` contains a number of more than 64 bits.", param=name, code="out_of_range")
+        if not below:
+            return
+        level = below
+    raise RequestError(f"`{name}` is nested more than {MAX_NESTING} levels deep.", param=name, code="out_of_range")
+
+
+def number(name: str, value: Number, low: float, high: float, *, open_low: bool = False) -> float | None:
+    """`value` if it lies in [low, high], or (low, high] with `open_low`; None stays None."""
+    if value is None:
+        return None
+    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        least = f"more than {low:g}" if open_low else f"at least {low:g}"
+        raise RequestError(
+            f"`{name}` must be {least} and at most {high:g}, not {value:g}.", param=name, code="out_of_range"
+        )
+    return float(value)
+
+
+def whole(name: str, value: Number, low: int, high: int = MAX_COUNT) -> int | None:
+    """As `number`, for whole ones. Above `high` is `high` where that is MAX_COUNT: it means "no limit"."""
+    if value is None:
+        return None
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise RequestError(f"`{name}` must be a whole number, not {value:g}.", param=name, code="wrong_type")
+        value = int(value)
+    if value > high == MAX_COUNT:
+        return high
+    if not low <= value <= high:
+        bounds = f"at least {low}" if high == MAX_COUNT else f"from {low} to {high}"
+        raise RequestError(f"`{name}` must be {bounds}.", param=name, code="out_of_range")
+    return value
+
+
+def stop_strings(value: str | list[str] | None) -> list[str]:
+    """Stop strings as a list; empty ones, which some clients send for "none", are left out."""
+    stops = [stop for stop in ([value] if isinstance(value, str) else value or []) if stop]
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise RequestError(
+            f"`stop` takes at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters.",
+            param="stop",
+            code="out_of_range",
+        )
+    return stops
+
+
+LogitBias = dict[str, float | bool] | list[tuple[int, float | bool]] | None
+
+
+def logit_bias(value: LogitBias, n_vocab: int | None) -> dict[int, float]:
+    """Token id -> bias. `false` bans a token, as in llama-server."""
+    bias: dict[int, float] = {}
+    for key, amount in value.items() if isinstance(value, dict) else value or []:
+        text = str(key)
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and (n_vocab is None or int(text) < n_vocab)):
+            among = "" if n_vocab is None else f" below {n_vocab}"
+            raise RequestError(
+                f"`logit_bias` takes token ids{among} as keys, not {text[:40]!r}.", param="logit_bias", code="bad_token"
+            )
+        if amount is True or not math.isfinite(amount):
+            raise RequestError(
+                "`logit_bias` takes finite numbers or false as values.", param="logit_bias", code="wrong_type"
+            )
+        bias[int(text)] = -math.inf if amount is False else float(amount)
+    return bias
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields of a body that set the sampler, named as llama-server names them. Dialects inherit them."""
+
+    temperature: Number = None
+    top_p: Number = None
+    top_k: Number = None
+    min_p: Number = None
+    typical_p: Number = None
+    repeat_penalty: Number = None
+    repeat_last_n: Number = None
+    presence_penalty: Number = None
+    frequency_penalty: Number = None
+    seed: Number = None
+    logit_bias: LogitBias = None
+    ignore_eos: bool | None = None
+    min_tokens: Number = None
+
+    def sampling(self, n_vocab: int | None) -> Sampling:
+        """Checked, with the defaults of `Sampling` for what is absent. Raises RequestError."""
+        seed = whole("seed", self.seed, -(2**63), 2**64)
+        given: dict[str, Any] = {
+            "temperature": number("temperature", self.temperature, 0, 100),
+            "top_p": number("top_p", self.top_p, 0, 1),
+            "top_k": whole("top_k", self.top_k, -1),
+            "min_p": number("min_p", self.min_p, 0, 1),
+            "typical_p": number("typical_p", self.typical_p, 0, 1),
+            "repeat_penalty": number("repeat_penalty", self.repeat_penalty, 0, 100, open_low=True),
+            "repeat_last_n": whole("repeat_last_n", self.repeat_last_n, 0),
+            "presence_penalty": number("presence_penalty", self.presence_penalty, -100, 100),
+            "frequency_penalty": number("frequency_penalty", self.frequency_penalty, -100, 100),
+            "seed": None if seed is None else -1 if seed < 0 else seed % 2**32,  # llama.cpp takes 32 bits
+            "ignore_eos": self.ignore_eos,
+            "min_tokens": whole("min_tokens", self.min_tokens, 0),
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return Sampling(**chosen, logit_bias=logit_bias(self.logit_bias, n_vocab))

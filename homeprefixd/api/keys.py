@@ -1,0 +1,26 @@
+"""Where handlers find what the daemon passed to `create_app`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from ..config import ServerConfig
+from ..models.backend import Backend, CacheAdmin
+
+BACKEND: web.AppKey[Backend] = web.AppKey("backend")
+ADMIN: web.AppKey[CacheAdmin] = web.AppKey("admin")
+CONFIG: web.AppKey[ServerConfig] = web.AppKey("config")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes replies differ from run to run, so that tests can hold it still."""
+
+    clock: Callable[[], float]  # Unix time, s
+    token: Callable[[], str]  # unique; follows "chatcmpl-"
+
+
+IDENTITY: web.AppKey[Identity] = web.AppKey("identity")

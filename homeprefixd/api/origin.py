@@ -1,0 +1,105 @@
+"""Who may call from a browser: CORS for local pages, and a guard against DNS rebinding for what changes the cache."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from ..errors import ForbiddenError
+from .errors import Handler
+
+_METHODS = "GET, HEAD, POST, OPTIONS"
+
+
+def _host_name(netloc: str) -> str | None:
+    """The name in `name:port`, lower case, without brackets and a final dot; None if it is none."""
+    try:
+        name = urlsplit(f"//{netloc}").hostname
+    except ValueError:
+        return None
+    return name.rstrip(".") if name else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def is_local_origin(origin: str) -> bool:
+    """Is it a page served by this machine to itself?"""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    name = parts.hostname or ""
+    if parts.scheme not in ("http", "https") or parts.username is not None or parts.path or parts.query:
+        return False
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+
+
+class OriginGuard:
+    """`hosts`: names beside loopback's under which this daemon may be called for administration.
+
+    A page of a stranger whose name was pointed at this machine sends its own name as `Host`; addresses cannot be
+    pointed anywhere, so they are always fine.
+    """
+
+    def __init__(self, hosts: Collection[str]) -> None:
+        self._hosts = {host.lower().rstrip(".") for host in hosts if host}
+
+    def check_admin(self, request: web.Request) -> None:
+        """Raises ForbiddenError."""
+        host = request.headers.get("Host")
+        if host is not None:
+            name = _host_name(host)
+            if name is None or not (
+                name == "localhost" or name.endswith(".localhost") or name in self._hosts or _is_address(name)
+            ):
+                raise ForbiddenError(
+                    f"Administration under the host name {host!r} is not allowed; use localhost or an IP address.",
+                    code="bad_host",
+                )
+        origin = request.headers.get("Origin")
+        if origin is not None:
+            try:
+                same = urlsplit(origin).netloc.lower() == (host or "").lower() != ""
+            except ValueError:
+                same = False
+            if not same:
+                raise ForbiddenError(f"Administration from pages of {origin!r} is not allowed.", code="bad_origin")
+        elif request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise ForbiddenError("Administration from pages of other sites is not allowed.", code="bad_origin")
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Guard /cache; answer preflights of local pages."""
+        if request.path.startswith("/cache"):
+            self.check_admin(request)
+        elif request.method == "OPTIONS" and "Origin" in request.headers:
+            origin = request.headers["Origin"]
+            if not is_local_origin(origin):
+                raise ForbiddenError(f"Pages of {origin!r} may not call this server.", code="bad_origin")
+            headers = {
+                "Access-Control-Allow-Methods": _METHODS,
+                "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", "*"),
+                "Access-Control-Max-Age": "86400",
+            }
+            if "Access-Control-Request-Private-Network" in request.headers:
+                headers["Access-Control-Allow-Private-Network"] = "true"
+            return web.Response(status=204, headers=headers)
+        return await handler(request)
+
+    async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let local pages read replies. Streams send their headers early, so this is a signal, not in `middleware`."""
+        if request.path.startswith("/cache"):
+            return
+        response.headers["Vary"] = "Origin"
+        origin = request.headers.get("Origin")
+        if origin is not None and is_local_origin(origin):
+            response.headers["Access-Control-Allow-Origin"] = origin
