@@ -25,10 +25,38 @@ _DAMAGED = f"{DATA}.damaged-"
 _CHECK_SECONDS = 120.0
 
 _NETWORK = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "ceph", "9p", "virtiofs", "lustre", "beegfs", "gpfs")
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "coda",
+        "ceph",
+        "9p",
+        "virtiofs",
+        "lustre",
+        "beegfs",
+        "gpfs",
+    )
 )
 _NETWORK_FUSE = frozenset(
-    ("sshfs", "rclone", "s3fs", "goofys", "glusterfs", "ceph", "curlftpfs", "davfs", "gcsfuse", "juicefs", "mfs", "gvfsd")
+    (
+        "sshfs",
+        "rclone",
+        "s3fs",
+        "goofys",
+        "glusterfs",
+        "ceph",
+        "curlftpfs",
+        "davfs",
+        "gcsfuse",
+        "juicefs",
+        "mfs",
+        "gvfsd",
+    )
 )
 
 log = logging.getLogger(__name__)

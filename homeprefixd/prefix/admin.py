@@ -1,0 +1,150 @@
+"""A store of one's own, for commands on a directory that no daemon uses.
+
+`AdminClient.start` runs the store's process and speaks to it, so that the file is only ever opened there. Blocking; the
+process ends with `close`, or with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .. import frames
+from ..channel import Channel, ChannelClosedError
+from ..child import PARENT_PID
+from ..errors import StoreError
+from ..frames import FromStore, Prefixes, Purged
+
+_LAST_WORDS = 20
+_STOP_SECONDS = 60.0
+
+F = TypeVar("F", bound=frames.Frame)
+
+
+class AdminClient:
+    """A connection to a store. Every method raises StoreError with the store's last words if it has ended."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[str] | None = None) -> None:
+        """`sock`: to a running store; `process`: that store, if it ends with this client."""
+        self._channel: Channel[FromStore] = Channel(sock, FromStore)
+        self._process = process
+        self._tickets = itertools.count(1)
+        self._words: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._listener: threading.Thread | None = None
+        if process is not None:
+            self._listener = threading.Thread(target=self._listen, name="store-stderr", daemon=True)
+            self._listener.start()
+        try:
+            self._channel.send(frames.Hello(arena=False))
+            self._receive(frames.Welcome)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def start(
+        cls,
+        cache_dir: Path,
+        *,
+        create: bool = False,
+        hot: int = 16 << 20,
+        warm: int = 1 << 50,
+        compression: int = 1,
+        log_level: str = "warning",
+    ) -> AdminClient:
+        """Run a store on `cache_dir` and connect to it. Raises StoreError if it refuses, e.g. because it is in use.
+
+        `create`: make the directory if there is none; else one without a store in it is refused. `warm`: budget in
+        bytes; nothing is evicted unless something is saved.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "homeprefixd.prefix.service", "--fd", str(theirs.fileno())]
+            command += ["--cache-dir", str(cache_dir), "--hot", str(hot), "--warm", str(warm)]
+            command += ["--compression", str(compression), "--tail-delay", "2", "--write-queue", str(hot)]
+            command += ["--log-level", log_level, *([] if create else ["--existing"])]
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**os.environ, "MALLOC_ARENA_MAX": "2", PARENT_PID: str(os.getpid())},
+            )
+        return cls(ours, process)
+
+    def stats(self) -> dict[str, Any]:
+        """The figures of `GET /cache/stats`."""
+        return self._ask(frames.Stats(next(self._tickets)), frames.StatsReply).stats
+
+    def prefixes(self, limit: int = 100, model: str = "") -> Prefixes:
+        """Leaves of the tree, last used first. `model`: a name or the beginning of a hash; "" for all."""
+        return self._ask(frames.ListPrefixes(next(self._tickets), limit, model), Prefixes)
+
+    def purge(self, *, all: bool = False, prefix: str = "", older_than: float = 0.0, model: str = "") -> Purged:
+        """Remove from every tier; exactly one filter is given. `error` of the answer says why nothing was done."""
+        frame = frames.Purge(next(self._tickets), all, prefix, older_than, model)
+        return self._ask(frame, Purged)
+
+    def flush(self) -> int:
+        """Write everything that waits; returns the nodes that could not be written."""
+        return self._ask(frames.Flush(next(self._tickets)), frames.Flushed).pending
+
+    def close(self) -> None:
+        """End the connection, and the store if it was started here: it writes what waits first."""
+        self._channel.close()
+        if self._process is not None:
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            if self._listener is not None:
+                self._listener.join()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+
+    def __enter__(self) -> AdminClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _ask(self, frame: frames.Frame, kind: type[F]) -> F:
+        try:
+            self._channel.send(frame)
+        except ChannelClosedError as error:
+            raise self._ended() from error
+        return self._receive(kind)
+
+    def _receive(self, kind: type[F]) -> F:
+        try:
+            while True:
+                frame = self._channel.receive()
+                if isinstance(frame, kind):
+                    return frame
+        except ChannelClosedError as error:
+            raise self._ended() from error
+
+    def _ended(self) -> StoreError:
+        if self._process is not None and self._listener is not None:
+            self._listener.join(_STOP_SECONDS)
+        words = self._words[-1] if self._words else "the store has ended"
+        for level in ("CRITICAL ", "ERROR ", "WARNING ", "INFO ", "DEBUG "):
+            words = words.removeprefix(level)
+        return StoreError(words)
+
+    def _listen(self) -> None:
+        if self._process is not None and self._process.stderr is not None:
+            for line in self._process.stderr:
+                if line.strip():
+                    self._words.append(line.strip())

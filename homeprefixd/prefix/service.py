@@ -1,0 +1,312 @@
+"""Main of the store process: sockets and threads around `cache.py`.
+
+    python -m homeprefixd.prefix.service --fd N --cache-dir DIR --hot BYTES --warm BYTES ...
+
+Threads: the main one serves the daemon's connection N; one for each further client that the daemon hands over; two
+readers that load warm blocks; one writer, the only one that changes the disk. When connection N ends, what waits is
+written and the process ends with status 0. Status 6: the directory cannot be used, the last line of stderr says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..channel import Channel, ChannelClosedError
+from ..child import become_child
+from ..errors import HomeprefixdError, StoreError
+from ..frames import (
+    Abandon,
+    Adopt,
+    BlockLost,
+    BlockReady,
+    Commit,
+    FileHash,
+    FileHashKnown,
+    Flush,
+    Flushed,
+    Frame,
+    Hello,
+    ListPrefixes,
+    Match,
+    NamespaceOpened,
+    OpenNamespace,
+    Plan,
+    Prefixes,
+    Purge,
+    Purged,
+    Release,
+    Reserve,
+    Reserved,
+    Stats,
+    StatsReply,
+    Stop,
+    ToStore,
+    Welcome,
+)
+from . import listing, purge
+from .arena import Arena
+from .cache import Cache, Lease, Session
+from .directory import Directory
+from .disk import Disk, DiskFullError, DiskTroubleError, UnreadableError
+from .policy import LeastRecentlyUsed
+from .threads import Readers, Writer
+
+_SEND_SECONDS = 10
+"""A client that does not read its answers for so long is given up."""
+
+_READERS = 2
+_IDENTITY = struct.Struct("<QQQq")  # device, inode, size, mtime in ns
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """The parts of a running store."""
+
+    def __init__(self, cache: Cache, writer: Writer) -> None:
+        self.cache = cache
+        self.writer = writer
+        self.readers = Readers(cache, _READERS)
+        self.store_id = secrets.token_hex(8)
+        self._begin = time.monotonic()
+
+        self._clients: dict[Connection, threading.Thread] = {}
+
+    def uptime(self) -> float:
+        """Seconds."""
+        return time.monotonic() - self._begin
+
+    def serve(self, sock: socket.socket, name: str) -> None:
+        """Serve a further client, in a thread of its own."""
+        self._clients = {client: thread for client, thread in self._clients.items() if thread.is_alive()}
+        client = Connection(self, sock, owner=False, name=name)
+        thread = threading.Thread(target=client.serve, name=name, daemon=True)
+        self._clients[client] = thread
+        thread.start()
+
+    def stop(self) -> int:
+        """End all clients, write what waits, close the disk; returns the nodes that could not be written."""
+        for client in self._clients:
+            client.end()
+        for thread in self._clients.values():
+            thread.join()
+        self.readers.stop()
+        return self.writer.stop()
+
+
+class Connection:
+    """One client. `serve` is the body of its thread."""
+
+    def __init__(self, service: Service, sock: socket.socket, *, owner: bool, name: str) -> None:
+        """`owner`: it is the daemon's own, and may hand over others."""
+        # a client that is stuck must not stop the threads that serve others
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+        self._channel: Channel[ToStore] = Channel(sock, ToStore)
+        self._service = service
+        self._cache = service.cache
+        self._owner = owner
+        self._name = name
+        self._session: Session = self._cache.session()
+        self._leases: dict[int, Lease] = {}
+
+    def serve(self) -> None:
+        """Answer frames until the client is gone; then give back all that it held."""
+        try:
+            while True:
+                frame = self._channel.receive()
+                if isinstance(frame, Stop):
+                    break
+                self._answer(frame)
+        except ChannelClosedError as error:
+            log.debug("%s: %s", self._name, error)
+        except Exception:
+            log.exception("%s: a frame could not be answered", self._name)
+        finally:
+            self._channel.close()
+            for lease in self._leases.values():
+                self._service.readers.cancel(lease)
+            self._session.close()
+
+    def end(self) -> None:
+        """Have `serve` return. From any thread."""
+        self._channel.close()
+
+    def _answer(self, frame: ToStore) -> None:
+        match frame:
+            case Match():
+                self._match(frame)
+            case Release():
+                lease = self._leases.pop(frame.ticket, None)
+                if lease is not None:
+                    self._service.readers.cancel(lease)
+                    self._session.release(lease)
+            case Reserve():
+                self._send(Reserved(frame.ticket, self._session.reserve(frame.sizes)))
+            case Commit():
+                self._session.commit(frame.namespace, frame.nodes)
+            case Abandon():
+                self._session.abandon(frame.offsets)
+            case OpenNamespace():
+                namespace, mismatch = self._cache.open_namespace(frame.description)
+                self._send(NamespaceOpened(frame.ticket, namespace, mismatch))
+            case FileHash():
+                self._file_hash(frame)
+            case Hello():
+                arena = self._cache.arena
+                welcome = Welcome(arena.limit if frame.arena else 0, self._service.store_id)
+                self._channel.send(welcome, arena.descriptor if frame.arena else None)
+            case Adopt():
+                self._adopt(frame)
+            case Stats():
+                service = self._service
+                figures = listing.stats(self._cache, store_id=service.store_id, uptime=service.uptime())
+                self._send(StatsReply(frame.ticket, figures))
+            case ListPrefixes():
+                found, total = listing.prefixes(self._cache, limit=frame.limit, model=frame.model)
+                self._send(Prefixes(frame.ticket, found, total))
+            case Purge():
+                self._service.writer.submit(lambda: self._purge(frame))
+            case Flush():
+                self._service.writer.submit(lambda: self._flush(frame))
+
+    def _send(self, frame: Frame) -> None:
+        """From any thread; a client that is gone is noticed by `serve`."""
+        try:
+            self._channel.send(frame)
+        except ChannelClosedError as error:
+            log.debug("%s: %s", self._name, error)
+            self._channel.close()
+
+    def _match(self, frame: Match) -> None:
+        if not frame.load:
+            lease = self._cache.lookup(frame.namespace, frame.tokens, limit=frame.limit, exact=frame.exact, load=False)
+            self._send(Plan(frame.ticket, lease.plan))
+            return
+        lease = self._session.lookup(frame.namespace, frame.tokens, limit=frame.limit, exact=frame.exact)
+        self._leases[frame.ticket] = lease
+        self._send(Plan(frame.ticket, lease.plan))
+        self._service.readers.load(
+            lease,
+            lambda index, offset: self._send(BlockReady(frame.ticket, index, offset)),
+            lambda index, reason: self._send(BlockLost(frame.ticket, index, reason)),
+        )
+
+    def _file_hash(self, frame: FileHash) -> None:
+        identity = _IDENTITY.pack(frame.device, frame.inode, frame.size, frame.mtime_ns)
+        if frame.sha256:
+            self._cache.remember_file_hash(identity, frame.sha256)
+        else:
+            self._send(FileHashKnown(frame.ticket, self._cache.file_hash(identity)))
+
+    def _adopt(self, frame: Adopt) -> None:
+        sock = socket.socket(fileno=self._channel.take_descriptor())
+        if not self._owner:
+            sock.close()
+            return
+        self._service.serve(sock, f"{frame.role} {frame.name}")
+
+    def _purge(self, frame: Purge) -> None:
+        try:
+            removed = purge.purge(
+                self._cache,
+                everything=frame.all,
+                prefix=frame.prefix,
+                older_than=frame.older_than,
+                model=frame.model,
+                now=time.time(),
+            )
+            self._send(Purged(frame.ticket, removed.nodes, removed.bytes))
+        except HomeprefixdError as error:
+            self._send(Purged(frame.ticket, 0, 0, error.message))
+
+    def _flush(self, frame: Flush) -> None:
+        self._cache.write(everything=True)
+        self._send(Flushed(frame.ticket, len(self._cache.queue)))
+
+
+def open_disk(directory: Directory, *, limit: int, level: int) -> Disk:
+    """Open the file of a directory; one that is damaged is set aside and a new one begun. Raises StoreError."""
+    if directory.was_left_open() and (problem := directory.problem()):
+        directory.set_aside(problem)
+    for _attempt in range(2):
+        try:
+            return Disk(directory.path, limit=limit, level=level, policy=LeastRecentlyUsed())
+        except UnreadableError as error:
+            directory.set_aside(str(error))
+        except (DiskFullError, DiskTroubleError) as error:
+            raise StoreError(f"{directory.path}: the store cannot be opened: {error}") from error
+    raise StoreError(f"{directory.path}: a new store cannot be begun")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Open, serve until the owner's connection ends, close. Raises StoreError if the directory cannot be used."""
+    directory: Directory | None = None
+    disk: Disk | None = None
+    if arguments.warm > 0:
+        directory = Directory(Path(arguments.cache_dir), create=not arguments.existing)
+        disk = open_disk(directory, limit=arguments.warm, level=arguments.compression)
+    elif arguments.existing:
+        raise StoreError(f"{arguments.cache_dir}: the warm tier is off (warm = 0), there is no store to open")
+    writer = Writer()
+    cache = Cache(
+        Arena(arguments.hot),
+        disk,
+        policy=LeastRecentlyUsed(),
+        write_queue=arguments.write_queue,
+        tail_delay=arguments.tail_delay,
+        warm_reason="" if disk is not None else "turned off in the configuration (warm = 0)",
+        wake=writer.wake,
+    )
+    service = Service(cache, writer)
+    service.readers.start()
+    writer.start(cache)
+    owner = Connection(service, socket.socket(fileno=arguments.fd), owner=True, name="daemon")
+    owner.serve()
+    pending = service.stop()
+    if pending:
+        log.warning("%d blocks could not be written before the end (%s)", pending, cache.warm_reason)
+    if directory is not None:
+        directory.release(clean=True)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="homeprefixd.prefix.service")
+    parser.add_argument("--fd", type=int, required=True, help="socket of the owner's connection")
+    parser.add_argument("--cache-dir", required=True)
+    parser.add_argument("--hot", type=int, required=True, help="bytes of RAM")
+    parser.add_argument("--warm", type=int, required=True, help="bytes of disk; 0: none")
+    parser.add_argument("--compression", type=int, default=1, help="zstd level; 0: none")
+    parser.add_argument("--tail-delay", type=float, default=2.0, help="seconds")
+    parser.add_argument("--write-queue", type=int, default=0, help="bytes; 0: half of --hot")
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--existing", action="store_true", help="refuse a directory without a store in it")
+    arguments = parser.parse_args(argv)
+    arguments.write_queue = arguments.write_queue or arguments.hot // 2
+    return arguments
+
+
+def main() -> int:
+    arguments = parse(sys.argv[1:])
+    become_child("store", arguments.log_level)
+    # the daemon's connection says when to end; a signal to the whole group must not lose what still comes
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        run(arguments)
+    except StoreError as error:
+        log.error("%s", error.message)
+        return StoreError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The store's own threads: readers that load warm blocks, and the writer.
+
+Both drive `cache.py` and know no sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .cache import BlockLostError, Cache, Lease
+from .codec import Decoder
+
+_NICE = 19
+_PREPARED = 64 << 20  # bytes of hot memory that are kept filled in, so that a restart's first blocks find them
+_KEEP_SECONDS = 30.0  # that freed memory is kept
+_HOUSEKEEPING_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Job:
+    """The blocks of one lookup that are to be loaded, in order."""
+
+    lease: Lease
+    todo: deque[int]
+    ready: Callable[[int, int], None]  # index, offset
+    lost: Callable[[int, str], None]  # index, reason
+
+
+class Readers:
+    """Loads the warm blocks of lookups: each lookup's in order, several lookups in turn."""
+
+    def __init__(self, cache: Cache, count: int) -> None:
+        self._cache = cache
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._ending = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"reader-{number}", daemon=True) for number in range(count)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Finish the blocks being loaded, and no more."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def load(self, lease: Lease, ready: Callable[[int, int], None], lost: Callable[[int, str], None]) -> None:
+        """Load what is not ready yet. For each block `ready(index, offset)` is called, from a reader's thread, as soon
+        as it is; after `lost(index, reason)` nothing more of this lookup is loaded."""
+        todo = deque(index for index, node in enumerate(lease.plan) if node.offset < 0)
+        if todo:
+            with self._changed:
+                self._jobs.append(_Job(lease, todo, ready, lost))
+                self._changed.notify_all()
+
+    def cancel(self, lease: Lease) -> None:
+        """Load no more for this lookup."""
+        with self._changed:
+            for job in self._jobs:
+                if job.lease is lease:
+                    job.todo.clear()
+
+    def _run(self) -> None:
+        decoder = Decoder()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._ending)
+                if self._ending:
+                    return
+                job = self._jobs.popleft()
+                if not job.todo:
+                    continue
+                index = job.todo.popleft()
+                if job.todo:
+                    self._jobs.append(job)  # the next one in turn; another reader may take this one's next block
+            try:
+                offset = self._cache.load(job.lease, index, decoder)
+            except BlockLostError as error:
+                self._lose(job, index, str(error))
+            except Exception as error:
+                log.exception("loading a block failed")
+                self._lose(job, index, str(error))
+            else:
+                job.ready(index, offset)
+
+    def _lose(self, job: _Job, index: int, reason: str) -> None:
+        with self._changed:
+            job.todo.clear()
+        if not job.lease.released:
+            job.lost(index, reason)
+
+
+class Writer:
+    """The thread that owns the disk's writes; at the lowest priority, so that it does not slow prefill."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self._ending = False
+        self._cache: Cache | None = None
+        self._clients: set[threading.Thread] = set()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._pending = 0
+
+    def start(self, cache: Cache) -> None:
+        self._cache = cache
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to write. From any thread; does not block."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job` in this thread, soon."""
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def stop(self) -> int:
+        """Write everything and close the disk (nobody else may use it); returns the nodes that could not be written."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join()
+        return self._pending
+
+    def _run(self) -> None:
+        cache = self._cache
+        if cache is None:
+            return
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        with cache.lock:
+            cache.arena.prepare(min(_PREPARED, cache.arena.limit // 8), time.monotonic())
+        due: float | None = 0.0
+        housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
+        while True:
+            wait = max(0.0, min([housekeeping - time.monotonic(), *([due] if due is not None else [])]))
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._woken or self._ending, wait)
+                self._woken = False
+                ending = self._ending
+                job = self._jobs.popleft() if self._jobs else None
+            if job is not None:
+                self._guarded(job)
+                due = 0.0
+                continue
+            if ending:
+                self._pending = cache.close()
+                return
+            due = self._write(cache)
+            if time.monotonic() >= housekeeping:
+                self._guarded(lambda: _keep_house(cache))
+                housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
+
+    @staticmethod
+    def _write(cache: Cache) -> float | None:
+        try:
+            return cache.write()
+        except Exception:
+            log.exception("writing failed")
+            return _HOUSEKEEPING_SECONDS
+
+    @staticmethod
+    def _guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception:
+            log.exception("a task of the writer failed")
+
+
+def _keep_house(cache: Cache) -> None:
+    with cache.lock:
+        keep = min(_PREPARED, cache.arena.limit // 8)
+        cache.arena.give_back(time.monotonic() - _KEEP_SECONDS, keep)
+    if log.isEnabledFor(logging.DEBUG):
+        cache.check_integrity()
