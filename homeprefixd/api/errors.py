@@ -24,6 +24,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 INTERNAL = "Something went wrong inside homeprefixd; its log says what."
 
 
+class UnreadableBodyError(RequestError):
+    """The body's coding is broken, so nothing after it on this connection can be understood either."""
+
+
 def encode(value: Any) -> bytes:
     """JSON; what has no form there becomes its text rather than an error in an error's reply."""
     return msgspec.json.encode(value, enc_hook=str)
@@ -66,7 +70,9 @@ async def read_body(request: web.Request) -> bytes:
     except (web.RequestPayloadError, HttpProcessingError, ClientError) as error:
         if request.transport is None or request.transport.is_closing():
             raise
-        raise RequestError(f"The request's body cannot be read: {error}") from error
+        request.content.feed_eof()  # else aiohttp goes on reading, fails, and drops the reply with the connection
+        what = " ".join(str(error).split())
+        raise UnreadableBodyError(f"The request's body cannot be read: {what}", code="bad_body") from error
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> web.Response:
@@ -93,7 +99,10 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except HomeprefixdError as error:
         if error.status == 500:
             logger.warning("%s %s: %s", request.method, request.path, error.message)
-        return error_response(error)
+        response = error_response(error)
+        if isinstance(error, UnreadableBodyError):
+            response.force_close()
+        return response
     except web.HTTPException as error:
         if error.status < 400:
             raise

@@ -95,11 +95,9 @@ def number(name: str, value: Number, low: float, high: float, *, open_low: bool 
     """`value` if it lies in [low, high], or (low, high] with `open_low`; None stays None."""
     if value is None:
         return None
-    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+    if not low <= value <= high or (open_low and value == low):  # also true of NaN
         least = f"more than {low:g}" if open_low else f"at least {low:g}"
-        raise RequestError(
-            f"`{name}` must be {least} and at most {high:g}, not {value:g}.", param=name, code="out_of_range"
-        )
+        raise RequestError(f"`{name}` must be {least} and at most {high:g}.", param=name, code="out_of_range")
     return float(value)
 
 

@@ -14,6 +14,7 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient
 from scripted_backend import TIMINGS, ScriptedBackend
 
+from homeprefixd.api.openai import ChatBody
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import BusyError, ContextOverflowError, UnavailableError, WorkerDiedError
 from homeprefixd.frames import Accepted, Delta, Finished, Message, Progress, Sampling
@@ -324,7 +325,7 @@ async def test_two_streams_at_once(client: TestClient, backend: ScriptedBackend)
             assert [c["choices"][0]["delta"]["content"] for c in chunks] == [f"{who}{i} " for i in range(10)]
 
 
-# ---------------------------------------------------------------------------------------------------- errors of the engine
+# ---------------------------------------------------------------------------------------------------- errors later on
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -420,10 +421,11 @@ async def test_rule_8_unknown_model(client: TestClient) -> None:
 
 async def test_fields_reach_the_engine(client: TestClient, backend: ScriptedBackend) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": 2}}}]
+    two_parts = [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}]
     body = {
         "model": "demo",
         "messages": [
-            {"role": "developer", "content": [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}]},
+            {"role": "developer", "content": two_parts},
             {"role": "user", "content": "q", "name": "me"},
             {
                 "role": "assistant",
@@ -487,9 +489,8 @@ async def test_fields_reach_the_engine(client: TestClient, backend: ScriptedBack
 
 
 async def test_neutral_values_are_as_absent(client: TestClient, backend: ScriptedBackend) -> None:
-    names = "model stop max_tokens max_completion_tokens n_predict stream stream_options cache_prompt cache_salt n seed".split()
-    names += "response_format temperature top_p top_k min_p logit_bias tools tool_choice chat_template_kwargs".split()
-    names += "reasoning_effort logprobs top_logprobs ignore_eos min_tokens grammar json_schema return_progress".split()
+    names = [name for name in ChatBody.__struct_fields__ if name != "messages"]
+    assert len(names) > 25
     reply = await client.post(CHAT, json={**HELLO, **dict.fromkeys(names)})
     assert reply.status == 200, await reply.text()
     given = backend.asked
