@@ -55,6 +55,11 @@ def error_response(error: HomeprefixdError) -> web.Response:
     return json_response({"error": error_object(error)}, error.status, headers)
 
 
+def is_gone(request: web.Request) -> bool:
+    """Has the client left?"""
+    return request.transport is None or request.transport.is_closing()
+
+
 async def read_body(request: web.Request) -> bytes:
     """The whole body. Raises PayloadTooLargeError, RequestError (a coding that cannot be undone)."""
     limit = request.app[CONFIG].max_body
@@ -68,7 +73,7 @@ async def read_body(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error
     except (web.RequestPayloadError, HttpProcessingError, ClientError) as error:
-        if request.transport is None or request.transport.is_closing():
+        if is_gone(request):
             raise
         request.content.feed_eof()  # else aiohttp goes on reading, fails, and drops the reply with the connection
         what = " ".join(str(error).split())
@@ -97,8 +102,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except HomeprefixdError as error:
-        if error.status == 500:
-            logger.warning("%s %s: %s", request.method, request.path, error.message)
+        level = logging.WARNING if error.status == 500 else logging.DEBUG
+        logger.log(level, "%s %s: %d, %s", request.method, request.path, error.status, error.message)
         response = error_response(error)
         if isinstance(error, UnreadableBodyError):
             response.force_close()
@@ -108,7 +113,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
             raise
         return _from_http(request, error)
     except Exception:
-        if request.transport is None or request.transport.is_closing():
+        if is_gone(request):
             raise  # the client left while we talked to it; aiohttp ends the connection quietly
         logger.exception("%s %s failed", request.method, request.path)
         return error_response(HomeprefixdError(INTERNAL, code="internal_error"))

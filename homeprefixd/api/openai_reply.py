@@ -11,7 +11,7 @@ from aiohttp import web
 from ..errors import HomeprefixdError
 from ..frames import Accepted, Delta, Finished, Progress, Timings
 from ..models.backend import Generation
-from .errors import INTERNAL, encode, error_object, json_response
+from .errors import INTERNAL, encode, error_object, is_gone, json_response
 from .sse import DONE, EventStream
 
 logger = logging.getLogger(__name__)
@@ -179,9 +179,10 @@ async def respond(
                 raise
             logger.warning("%s failed in its stream: %s", writer.rid, error.message)
             await _end_with(events, error)
-        except ConnectionError:
-            logger.debug("%s: the client left", writer.rid)
-        except Exception:
+        except Exception as problem:
+            if isinstance(problem, ConnectionError) and is_gone(request):
+                logger.debug("%s: the client left", writer.rid)
+                return events.response
             if not events.started:
                 raise
             logger.exception("%s failed in its stream", writer.rid)

@@ -20,7 +20,7 @@ class EventStream:
     """One reply as a stream. Use as a context manager; nothing is sent before `start`.
 
     `keep_alive`: seconds of silence after which a comment with `note` is sent, so that neither the client nor a proxy
-    gives up during a long prefill.
+    gives up during a long prefill; 0 sends none.
     """
 
     def __init__(self, request: web.Request, keep_alive: float) -> None:
@@ -51,7 +51,8 @@ class EventStream:
         """Send status 200 and the headers, with the first event or comment."""
         await self.response.prepare(self._request)
         self._last = self._loop.time()
-        self._timer = self._loop.call_later(self._keep_alive, self._tick)
+        if self._keep_alive > 0:
+            self._timer = self._loop.call_later(self._keep_alive, self._tick)
 
     async def send(self, event: bytes) -> None:
         """Write whole events; waits where the client reads slowly. Raises ConnectionResetError when it left."""

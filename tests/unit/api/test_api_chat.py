@@ -385,6 +385,15 @@ async def test_our_own_bugs_are_logged_and_not_shown(
     ]
 
 
+async def test_a_broken_link_to_the_worker_is_not_a_client_that_left(
+    client: TestClient, backend: ScriptedBackend
+) -> None:
+    backend.script = [ConnectionResetError("the worker's socket")]
+    assert (await client.post(CHAT, json={**HELLO, "stream": True})).status == 500
+    backend.script = [Accepted("", 1), ConnectionResetError("the worker's socket")]
+    assert (await stream(client))[-1]["error"]["code"] == "internal_error"
+
+
 async def test_a_generation_without_an_end_is_our_bug(client: TestClient, backend: ScriptedBackend) -> None:
     backend.script = [Accepted("", 1)]
     assert (await client.post(CHAT, json=HELLO)).status == 500

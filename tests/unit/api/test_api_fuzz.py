@@ -42,7 +42,10 @@ def mostly(kind: type[msgspec.Struct], likely: dict[str, Any]) -> st.SearchStrat
     """Bodies with some fields of `kind`, any values in them; what is in `likely` is mostly as it should be."""
     names = [name for name in kind.__struct_fields__ if name not in likely]
     simple = st.one_of(st.none(), st.booleans(), st.integers(0, 1), st.just({}), st.text("ab", max_size=2))
-    other = st.dictionaries(st.sampled_from(names), st.one_of(simple, VALUES), max_size=2)
+    other = st.one_of(
+        st.dictionaries(st.sampled_from(names), simple, max_size=2),
+        st.dictionaries(st.sampled_from(names), VALUES, max_size=2),
+    )
     spoiled = st.fixed_dictionaries(dict.fromkeys(likely, VALUES))
     return st.builds(lambda a, b: {**a, **b}, st.one_of(st.just(likely), spoiled), other)
 
@@ -116,8 +119,8 @@ def test_any_json(runner: asyncio.Runner, caplog: pytest.LogCaptureFixture) -> N
         check()
     finally:
         runner.run(client.close())
-    assert seen[200] > 20
-    assert seen[400] > 20
+    assert seen[200] > 3  # else this checks nothing
+    assert seen[400] > 3
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -153,7 +156,7 @@ def test_any_query_and_path(runner: asyncio.Runner) -> None:
 
     paths = st.one_of(
         st.sampled_from(["/cache/prefixes", "/v1/models", "/cache/purge"]),
-        st.text("/ab.%é?", max_size=8).map("/".__add__),
+        st.text("/ab.%é?", max_size=8).map("/v1/".__add__),
     )
     printable = st.text(max_size=8).filter(lambda text: text.isprintable())
     queries = st.dictionaries(st.sampled_from(["limit", "model", "x"]), printable)
