@@ -214,10 +214,11 @@ class Daemon:
             limits=self._limits,
             changed=self._show,
         )
-        answered = await store.start(STORE_PATIENCE)
-        if not answered:
+        await store.launch()
+        app = self._create_app(pool, store, config.server)  # imports much, while the store starts
+        if not await store.answers(STORE_PATIENCE):
             logger.error("the store does not answer yet (%s): serving without it", store.status()["reason"])
-        await self._listen(pool, store)
+        await self._listen(app)
         pool.start()
         self._write_file()
         self._systemd.notify(READY="1", STATUS=f"serving at {self._url}")
@@ -227,10 +228,9 @@ class Daemon:
         await pool.first_loads()
         await asyncio.Event().wait()
 
-    async def _listen(self, pool: Pool, store: StoreLink) -> None:
+    async def _listen(self, app: web.Application) -> None:
         from aiohttp import web
 
-        app = self._create_app(pool, store, self._config.server)
         app.on_response_prepare.append(self._close_while_draining)
         access = logging.getLogger("homeprefixd.access") if self._config.log.level == "debug" else None
         self._runner = runner = web.AppRunner(

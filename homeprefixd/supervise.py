@@ -246,6 +246,7 @@ class Supervisor:
         self._child: Child | None = None
         self._stopping = asyncio.Event()
         self._over = asyncio.Event()
+        self._launched = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -261,6 +262,10 @@ class Supervisor:
     def start(self) -> None:
         """Begin. Once."""
         self._task = asyncio.create_task(self._keep(), name=f"supervise {self.name}")
+
+    async def launched(self) -> None:
+        """Returns when the first process was started, or could not be."""
+        await self._launched.wait()
 
     def kill(self, because: str = "") -> None:
         """SIGKILL the running child; it is started again unless `stop` was called."""
@@ -310,9 +315,11 @@ class Supervisor:
         try:
             self._child = child = await Child.start(self.name, self._command, child_environment(self._environ))
         except OSError as error:
+            self._launched.set()
             return Exit(127, (str(error),), because=f"it cannot be started: {error}")
         logger.debug("%s started, process %d", self.name, child.pid)
         if self._stopping.is_set():
             child.kill()
         self._started(child)
+        self._launched.set()
         return await child.wait()

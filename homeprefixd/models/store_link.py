@@ -117,13 +117,17 @@ class StoreLink:
 
     # ------------------------------------------------------------------------------------------------- life
 
-    async def start(self, patience: float) -> bool:
-        """Start the store. True once it answers, False if it does not within `patience` seconds (it goes on trying).
+    async def launch(self) -> None:
+        """Start the store; returns when its process runs."""
+        self._supervisor.start()
+        self._pinger = asyncio.create_task(self._ping(), name="ping store")
+        await self._supervisor.launched()
+
+    async def answers(self, patience: float) -> bool:
+        """After `launch`: True once it answers, False if it does not within `patience` seconds (it goes on trying).
 
         Raises StoreError with the store's own words if its directory cannot be used.
         """
-        self._supervisor.start()
-        self._pinger = asyncio.create_task(self._ping(), name="ping store")
         try:
             await asyncio.wait_for(asyncio.shield(self._first), patience)
         except TimeoutError:

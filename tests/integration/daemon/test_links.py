@@ -38,6 +38,11 @@ async def words(pool: Pool, rid: str, prompt: str) -> list[str]:
         return [event.text async for event in generation if isinstance(event, Delta)]
 
 
+async def start(store: StoreLink) -> None:
+    await store.launch()
+    assert await store.answers(20)
+
+
 async def ready(pool: Pool) -> Pool:
     pool.start()
     await asyncio.wait_for(pool.first_loads(), 20)
@@ -226,7 +231,7 @@ async def test_the_store_answers_the_admin(house: House) -> None:
     store = await house.store()
     with pytest.raises(UnavailableError, match="it starts"):
         await store.stats()
-    assert await store.start(20)
+    await start(store)
     stats = await store.stats()
     assert stats["pid"] == store.pid
     assert (await store.prefixes(10, "")).total == 7
@@ -238,14 +243,14 @@ async def test_the_store_answers_the_admin(house: House) -> None:
 async def test_a_directory_that_cannot_be_used_is_told(house: House) -> None:
     store = await house.store("--fail", "the cache directory /x is on NFS")
     with pytest.raises(StoreError, match=r"^the cache directory /x is on NFS$") as caught:
-        await store.start(20)
+        await start(store)
     assert caught.value.exit_code == 6
 
 
 async def test_each_new_store_gets_the_worker(house: House) -> None:
     store = await house.store()
     pool = house.pool(store=store)
-    assert await store.start(20)
+    await start(store)
     await ready(pool)
     await until(lambda: pool.status()["state"] == "ok")
     first = f"store-{store.pid}"
@@ -267,13 +272,13 @@ async def test_a_store_that_starts_late_is_used_then(house: House) -> None:
     store = await house.store()
     pool = await ready(house.pool(store=store))
     assert await words(pool, "r1", "stores") == []
-    assert await store.start(20)
+    await start(store)
     assert await words(pool, "r2", "stores") == [f"store-{store.pid}"]
 
 
 async def test_a_store_that_answers_nothing_is_killed(house: House) -> None:
     store = await house.store("--mute", ping_every=0.1, ping_timeout=0.3)
-    assert await store.start(20)
+    await start(store)
     pid = store.pid
     await until(lambda: store.pid not in (pid, None))
     assert store.status()["restarts"] >= 1
@@ -281,6 +286,7 @@ async def test_a_store_that_answers_nothing_is_killed(house: House) -> None:
 
 async def test_a_store_that_does_not_answer_does_not_hold_the_start(house: House) -> None:
     store = await house.store("--fail", "")  # argparse: no failure
+    await store.launch()
     begin = time.monotonic()
-    assert not await store.start(0.001)
+    assert not await store.answers(0.001)
     assert time.monotonic() - begin < 1

@@ -199,3 +199,13 @@ async def test_stop_does_not_wait_for_a_backoff() -> None:
     begin = time.monotonic()
     await watch.supervisor.stop(lambda: None, 10)
     assert time.monotonic() - begin < 1
+
+
+async def test_stop_while_the_child_is_being_started() -> None:
+    watch = Watch(script(SLEEP))
+    watch.supervisor.start()
+    await asyncio.sleep(0)
+    begin = time.monotonic()
+    await watch.supervisor.stop(lambda: None, 10)
+    assert time.monotonic() - begin < 5
+    assert [str(end) for end in watch.ends] in ([], ["killed by SIGKILL"])
