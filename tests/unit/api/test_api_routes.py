@@ -307,7 +307,7 @@ async def test_rule_8_too_large(client: TestClient, chunked: bool) -> None:
     assert "1048576" in error["message"]
 
 
-async def test_compressed_bodies(client: TestClient) -> None:
+async def test_compressed_bodies(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     plain = b'{"messages":[{"role":"user","content":"x"}]}'
     for coding, data, status in [
         ("gzip", gzip.compress(plain), 200),
@@ -317,3 +317,4 @@ async def test_compressed_bodies(client: TestClient) -> None:
     ]:
         reply = await client.post(CHAT, data=data, headers={"Content-Encoding": coding})
         assert reply.status == status, (coding, data[:10], await reply.text())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
