@@ -21,16 +21,10 @@ from homeprefixd.errors import (
     WorkerDiedError,
 )
 from homeprefixd.frames import Accepted, Delta, Finished, Progress, Purge
-from homeprefixd.models.backend import Backend, CacheAdmin
 from homeprefixd.models.pool import Pool
 from homeprefixd.models.store_link import StoreLink
 from homeprefixd.models.worker_link import Limits
 from tests.integration.daemon.house import House, say, until
-
-
-def as_protocols(pool: Pool, store: StoreLink) -> tuple[Backend, CacheAdmin]:
-    """Only type-checked: they are what `api/` is built against."""
-    return pool, store
 
 
 async def words(pool: Pool, rid: str, prompt: str) -> list[str]:
