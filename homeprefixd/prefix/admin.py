@@ -6,6 +6,7 @@ process ends with `close`, or with the thread that started it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -21,6 +22,7 @@ from ..channel import Channel, ChannelClosedError
 from ..child import PARENT_PID
 from ..errors import StoreError
 from ..frames import FromStore, Prefixes, Purged
+from .directory import DATA
 
 _LAST_WORDS = 20
 _STOP_SECONDS = 60.0
@@ -55,15 +57,19 @@ class AdminClient:
         *,
         create: bool = False,
         hot: int = 16 << 20,
-        warm: int = 1 << 50,
+        warm: int = 0,
         compression: int = 1,
         log_level: str = "warning",
     ) -> AdminClient:
         """Run a store on `cache_dir` and connect to it. Raises StoreError if it refuses, e.g. because it is in use.
 
         `create`: make the directory if there is none; else one without a store in it is refused. `warm`: budget in
-        bytes; nothing is evicted unless something is saved.
+        bytes, 0 for one that holds what is there.
         """
+        if warm <= 0:
+            with contextlib.suppress(OSError):
+                warm = 2 * (cache_dir / DATA).stat().st_size
+            warm = max(warm, 1 << 30)
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "homeprefixd.prefix.service", "--fd", str(theirs.fileno())]

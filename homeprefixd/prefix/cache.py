@@ -120,7 +120,8 @@ class Cache:
         self._loading: dict[bytes, int] = {}  # node's key -> bytes
         self._writing: list[HotNode] = []
         self._hidden: set[bytes] = set()  # nodes on disk that are about to be removed
-        self._repairs: list[bytes] = []  # of them, those whose payload is damaged
+        self._evicting: set[bytes] = set()  # of them, those whose room is needed
+        self._repairs: list[bytes] = []  # of them, those whose payload is damaged; all below these are hidden too
         self._removals = 0  # grows whenever nodes leave the disk
         self._new_namespaces: dict[bytes, dict[str, Any]] = {}
         self._new_hashes: dict[bytes, str] = {}
@@ -494,8 +495,11 @@ class Cache:
         try:
             self._repair(disk)
             self._put_small(disk)
-            if batch:
-                disk.make_room(sum(pages(hot.size) for hot in batch), self._may_evict, gone)
+            need = sum(pages(hot.size) for hot in batch)
+            if batch and disk.lacks(need) > 0:
+                disk.store([], touches)  # so that what was used lately does not go
+                touches = {}
+                disk.make_room(need, self._may_evict, gone)
             pending = [Pending(hot.node, self.arena.view(hot.offset, hot.size)) for hot in batch]
             written, orphans, covered = disk.store(pending, touches)
         except (DiskFullError, DiskTroubleError) as error:
@@ -504,7 +508,8 @@ class Cache:
             log.exception("writing to the store failed")
             failure = error
         with self.lock:
-            self._hidden.intersection_update(self._repairs)
+            self._hidden -= self._evicting
+            self._evicting.clear()
             self.counters.evicted_warm += len(gone)
             self.left_disk([node.record.key for node in gone], drop=False)
             self.left_disk(covered, drop=True)
@@ -570,9 +575,12 @@ class Cache:
         """Whether a node may leave the disk; if so it is hidden from now on."""
         with self.lock:
             hot = self.hot.by_key.get(key)
-            if key in self._loading or (hot is not None and hot.leases) or self.hot.table.has_children(key):
+            in_use = key in self._loading or key in self.touched or (hot is not None and hot.leases > 0)
+            below = [self.hot.by_key[child.record.key] for child in self.hot.table.children(key)]
+            if in_use or any(child.queued or child in self._writing for child in below):
                 return False
             self._hidden.add(key)
+            self._evicting.add(key)
             return True
 
     def left_disk(self, keys: Sequence[bytes], *, drop: bool) -> None:
@@ -582,8 +590,9 @@ class Cache:
             self.touched.pop(key, None)
             hot = self.hot.by_key.get(key)
             if hot is None:
-                continue
-            if drop and (hot.warm or hot in self._writing):
+                for below in self.hot.subtree(key):  # it was their way from the root
+                    self.forget_hot(below)
+            elif drop and (hot.warm or hot in self._writing):
                 self.forget_hot_subtree(key)
             else:
                 hot.warm = False
@@ -624,11 +633,12 @@ class Cache:
         """A payload is not what was written: the node and all below it are gone, from now on."""
         with self.lock, self.view() as (_tables, warm):
             record = warm.get(place) if warm is not None else None
-            if record is None:
+            if warm is None or record is None:
                 return
+            below = [node.record.key for node in warm.subtree(record.key)]
             log.error("a stored block is damaged (%s); it and what follows it will be computed again", reason)
             self.counters.damaged += 1
-            self._hidden.add(record.key)
+            self._hidden.update((record.key, *below))
             self._repairs.append(record.key)
             self.forget_hot_subtree(record.key)
         self._wake()
@@ -642,9 +652,10 @@ class Cache:
                 nodes = [*table.subtree(key), *([node] if node is not None else [])]
             disk.remove(nodes)
             with self.lock:
+                gone = [node.record.key for node in nodes]
                 self._repairs.remove(key)
-                self._hidden.discard(key)
-                self.left_disk([node.record.key for node in nodes], drop=True)
+                self._hidden.difference_update((key, *gone))
+                self.left_disk(gone, drop=True)
 
     def _trouble(self, what: str, error: Exception) -> None:
         with self.lock:

@@ -382,22 +382,23 @@ class Disk:
         node.record.hits += touch.hits
         self._put_record(txn, node)
 
+    def lacks(self, need: int) -> int:
+        """Bytes that must go before `need` more bytes of payload fit the budget, with a reserve; at most 0 if none."""
+        reserve = min(2 * self.batch_bytes, self.limit // 8)
+        limit = self.limit if self._ceiling is None else min(self.limit, self._ceiling)
+        return self.used() + need + reserve - limit
+
     def make_room(self, need: int, may_evict: Callable[[bytes], bool], gone: list[Placed]) -> None:
         """*Writer.* Evict until `need` more bytes of payload fit the budget; what went is added to `gone`.
 
         `may_evict` is asked for each node that would go. Raises BudgetError if what may go is not enough,
         DiskFullError if the disk has no more, DiskTroubleError.
         """
-        reserve = min(2 * self.batch_bytes, self.limit // 8)
-        limit = self.limit if self._ceiling is None else min(self.limit, self._ceiling)
-        while True:
-            excess = self.used() + need + reserve - limit
-            if excess <= 0:
-                return
+        while (excess := self.lacks(need)) > 0:
             victims = self._victims(min(max(excess, need), self.batch_bytes * 4), may_evict)
             if not victims:
                 kind = BudgetError if self._ceiling is None else DiskFullError
-                raise kind(f"{need} bytes do not fit in {limit - reserve} bytes beside what must stay")
+                raise kind(f"{need} bytes do not fit beside what must stay, {excess} too many")
             self._remove_few(victims)
             gone += victims
 

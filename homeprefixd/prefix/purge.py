@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..errors import NotFoundError, RequestError, StoreError
 from .cache import Cache
 from .disk import DiskFullError, DiskTroubleError, WarmTable
-from .tree import Placed
+from .tree import NodeTable, Placed, shorter
 
 ID_CHARACTERS = 16
 """Of a node's key in hex, in listings."""
@@ -117,6 +117,11 @@ def _prefix(cache: Cache, warm: WarmTable | None, prefix: str) -> Victims:
     [node] = found.values()
     victims = _below(cache, warm, [node.record.key])
     victims[node.record.key] = node
+    tables: list[NodeTable] = [cache.hot.table, *([warm] if warm is not None else [])]
+    for table in tables:
+        for short in list(shorter(table, node.tree_key)):  # covered by it, though still on disk
+            if not children(cache, warm, short.record.key):
+                victims[short.record.key] = short
     while node.parent not in cache.namespaces:
         hot = cache.hot.by_key.get(node.parent)
         above = hot.node if hot is not None else warm.place(node.parent) if warm is not None else None

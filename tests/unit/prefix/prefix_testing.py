@@ -1,0 +1,219 @@
+"""Caches, disks, real stores and small workers, for the tests of `prefix/`."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from homeprefixd import frames
+from homeprefixd.channel import Channel
+from homeprefixd.frames import NewNode
+from homeprefixd.prefix.arena import Arena
+from homeprefixd.prefix.blocks import BLOCK_TOKENS, Namespace, block_key, to_le
+from homeprefixd.prefix.cache import Cache, Session
+from homeprefixd.prefix.client import StoreClient
+from homeprefixd.prefix.codec import Decoder
+from homeprefixd.prefix.disk import Disk
+from homeprefixd.prefix.policy import LeastRecentlyUsed
+
+DESCRIPTION = {"model_sha256": "ab" * 32, "kv_type": "f16"}
+MIB = 1 << 20
+
+
+def payload_of(key: bytes, size: int) -> bytes:
+    """The state that a node is given in tests: its own, and half of it compresses."""
+    return (key + bytes(len(key))) * (size // (2 * len(key)) + 1)
+
+
+class House:
+    """A cache over a directory, that can be closed and opened again, and a model's worker in small."""
+
+    def __init__(
+        self, directory: Path, *, hot: int = 4 * MIB, warm: int = 64 * MIB, write_queue: int = 64 * MIB
+    ) -> None:
+        self.directory = directory
+        self.hot = hot
+        self.warm = warm
+        self.write_queue = write_queue
+        self.now = 1_000_000.0
+        self.decoder = Decoder()
+        self.open()
+
+    def open(self) -> None:
+        disk = None
+        if self.warm:
+            disk = Disk(self.directory, limit=self.warm, level=1, policy=LeastRecentlyUsed())
+        self.cache = Cache(
+            Arena(self.hot),
+            disk,
+            policy=LeastRecentlyUsed(),
+            write_queue=self.write_queue,
+            tail_delay=2.0,
+            wall=self.tick,
+            clock=self.tick,
+        )
+        self.session: Session = self.cache.session()
+        self.namespace: Namespace = self.cache.open_namespace(DESCRIPTION)[0]
+
+    def tick(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def close(self) -> int:
+        self.session.close()
+        self.cache.check_integrity()
+        pending = self.cache.close()
+        self.cache.arena.close()
+        return pending
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    def save(
+        self, tokens: Sequence[int], size: int = 3000, *, grid: bool = True, mark: bytes = b"", skip: int = 0
+    ) -> list[bytes]:
+        """Commit all blocks of a prompt but the first `skip`, tail included; returns their keys."""
+        keys: list[bytes] = []
+        nodes: list[NewNode] = []
+        parent: bytes = self.namespace
+        for start in range(0, len(tokens), BLOCK_TOKENS):
+            part = to_le(tokens[start : start + BLOCK_TOKENS])
+            key = block_key(parent, part)
+            if start >= skip * BLOCK_TOKENS:
+                offsets = self.session.reserve([size])
+                if not offsets:
+                    break
+                self.cache.arena.view(offsets[0], size)[:] = payload_of(mark + key, size)[:size]
+                nodes.append(NewNode(parent, part, start, offsets[0], size, grid, 0.2, "prompt", f"from {start}"))
+            keys.append(key)
+            parent = key
+        self.session.commit(self.namespace, nodes)
+        return keys
+
+    def known(self, tokens: Sequence[int], *, limit: int = 1 << 30, exact: bool = False) -> int:
+        """How many tokens of a prompt are known, by a dry run."""
+        lease = self.cache.lookup(self.namespace, to_le(tokens), limit=limit, exact=exact, load=False)
+        return sum(node.use for node in lease.plan)
+
+    def restore(self, tokens: Sequence[int], *, exact: bool = False) -> list[tuple[str, bytes]]:
+        """Tier and state of each node of a match."""
+        lease = self.session.lookup(self.namespace, to_le(tokens), limit=1 << 30, exact=exact)
+        try:
+            found = []
+            for index, node in enumerate(lease.plan):
+                offset = node.offset if node.offset >= 0 else self.cache.load(lease, index, self.decoder)
+                found.append((node.tier, bytes(self.cache.arena.view(offset, node.size))))
+            return found
+        finally:
+            self.session.release(lease)
+
+
+class Store:
+    """A real store process, with the daemon's end of its connection."""
+
+    def __init__(self, directory: Path, *flags: str, hot: int = 32 * MIB, warm: int = 256 * MIB) -> None:
+        ours, theirs = socket.socketpair()
+        argv = [sys.executable, "-m", "homeprefixd.prefix.service", "--fd", str(theirs.fileno())]
+        argv += ["--cache-dir", str(directory), "--hot", str(hot), "--warm", str(warm), "--tail-delay", "0.2", *flags]
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            argv, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        )
+        theirs.close()
+        self.channel: Channel[frames.FromStore] = Channel(ours, frames.FromStore)
+
+    def greet(self) -> frames.Welcome:
+        welcome = self.ask(frames.Hello(arena=False))
+        assert isinstance(welcome, frames.Welcome)
+        return welcome
+
+    def ask(self, frame: frames.Frame) -> Any:
+        self.channel.send(frame)
+        return self.channel.receive()
+
+    def adopt(self) -> socket.socket:
+        """A new client's end of a connection."""
+        ours, theirs = socket.socketpair()
+        self.channel.send(frames.Adopt("worker", "test"), theirs.fileno())
+        theirs.close()
+        return ours
+
+    def stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = self.ask(frames.Stats(1)).stats
+        return stats
+
+    def flush(self) -> int:
+        pending: int = self.ask(frames.Flush(2)).pending
+        return pending
+
+    def rss_anon(self) -> int:
+        """Bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        [line] = [line for line in status.splitlines() if line.startswith("RssAnon:")]
+        return int(line.split()[1]) * 1024
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> tuple[int, str]:
+        """Exit status and stderr."""
+        self.channel.close()
+        _out, said = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+
+class Worker:
+    """A worker in small: a StoreClient whose blocks are made up."""
+
+    def __init__(self, store: Store) -> None:
+        self.client = StoreClient()
+        self.attach(store)
+
+    def attach(self, store: Store) -> None:
+        self.client.attach(store.adopt())
+        opened = self.client.open_namespace(DESCRIPTION, timeout=10)
+        assert opened is not None
+        self.namespace = opened.key
+
+    def save(self, tokens: Sequence[int], size: int = 3000) -> list[bytes]:
+        """Save all blocks of a prompt; returns the keys of those for which there was room."""
+        keys: list[bytes] = []
+        parent: bytes = self.namespace
+        for start in range(0, len(tokens), BLOCK_TOKENS):
+            part = to_le(tokens[start : start + BLOCK_TOKENS])
+            key = block_key(parent, part)
+            slots = self.client.reserve([size], timeout=5)
+            if not slots:
+                break
+            slots[0].view[:] = payload_of(key, size)[:size]
+            node = NewNode(parent, part, start, slots[0].offset, size, True, 0.2, "prompt", f"from {start}")
+            self.client.commit(self.namespace, [node])
+            keys.append(key)
+            parent = key
+        return keys
+
+    def restore(self, tokens: Sequence[int]) -> tuple[list[str], list[bytes]]:
+        """Tiers, and the keys of the blocks that came; checks that each holds what was saved under its key."""
+        lookup = self.client.lookup(self.namespace, to_le(tokens), 1 << 30, exact=False)
+        try:
+            tiers: list[str] = []
+            keys: list[bytes] = []
+            for index, node in enumerate(lookup.wait_plan(10) or ()):
+                block = lookup.wait_block(index, 10)
+                if block is None:
+                    assert lookup.state(index) == "lost"
+                    break
+                assert bytes(block) == payload_of(node.key, node.size)[: node.size]
+                tiers.append(node.tier)
+                keys.append(node.key)
+            return tiers, keys
+        finally:
+            lookup.release()

@@ -1,0 +1,535 @@
+"""cache.py: what is published, where it lies, who keeps it, who goes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from prefix_testing import DESCRIPTION, MIB, House, payload_of
+
+from homeprefixd.errors import NotFoundError, RequestError
+from homeprefixd.frames import NewNode
+from homeprefixd.prefix import listing
+from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
+from homeprefixd.prefix.cache import BlockLostError
+from homeprefixd.prefix.codec import PIECE
+from homeprefixd.prefix.disk import DiskFullError
+from homeprefixd.prefix.purge import purge
+
+PROMPT = list(range(1000, 1000 + 3 * BLOCK_TOKENS + 10))
+OTHER = PROMPT[: 2 * BLOCK_TOKENS] + list(range(9000, 9000 + BLOCK_TOKENS + 5))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., House]]:
+    houses: list[House] = []
+
+    def build(**sizes: int) -> House:
+        houses.append(House(tmp_path, **sizes))
+        return houses[-1]
+
+    yield build
+    for house in houses:
+        house.close()
+
+
+def tiers(house: House, tokens: list[int]) -> list[str]:
+    return [tier for tier, _state in house.restore(tokens)]
+
+
+def test_saved_blocks_are_hot_at_once_and_warm_after_a_restart(house: House) -> None:
+    keys = house.save(PROMPT, size=PIECE + 100)
+    expected = [payload_of(key, PIECE + 100)[: PIECE + 100] for key in keys]
+    assert house.restore(PROMPT) == [("hot", state) for state in expected]
+    house.cache.write(everything=True)
+    house.reopen()
+    assert house.restore(PROMPT) == [("warm", state) for state in expected]
+    assert house.restore(PROMPT) == [("hot", state) for state in expected]
+
+
+def test_matches_to_the_token(house: House) -> None:
+    house.save(PROMPT)
+    assert house.known(PROMPT) == len(PROMPT)
+    assert house.known(PROMPT, limit=len(PROMPT) - 1) == len(PROMPT) - 1
+    assert house.known(OTHER) == 2 * BLOCK_TOKENS
+    assert house.known([*PROMPT[:100], 1, 2, 3]) == 100
+    assert house.known([1, *PROMPT]) == 0
+    house.reopen()
+    assert house.known([*PROMPT[:100], 1, 2, 3]) == 100
+
+
+def test_exact_takes_only_whole_grid_nodes(house: House) -> None:
+    house.save(PROMPT[:128], grid=True)
+    house.save(PROMPT, grid=False, skip=2)
+    assert house.known(PROMPT) == len(PROMPT)
+    assert house.known(PROMPT, exact=True) == 128
+    assert house.known(PROMPT[:100], exact=True) == 64
+
+
+def test_a_grid_node_replaces_one_that_is_not(house: House) -> None:
+    house.save(PROMPT, grid=False)
+    house.cache.write(everything=True)
+    house.save(PROMPT, grid=True, mark=b"better")
+    better = house.restore(PROMPT, exact=True)
+    assert len(better) == 4
+    house.save(PROMPT, grid=False, mark=b"worse")
+    assert house.restore(PROMPT) == better
+    house.cache.write(everything=True)
+    house.reopen()
+    assert [state for _tier, state in house.restore(PROMPT, exact=True)] == [state for _tier, state in better]
+    assert house.cache.disk is not None
+    assert house.cache.disk.nodes() == 4
+
+
+def test_blocks_that_cannot_be_reached_are_refused(house: House) -> None:
+    def commit(parent: bytes, tokens: bytes, start: int, size: int = 100, namespace: bytes | None = None) -> int:
+        [offset] = house.session.reserve([100])
+        node = NewNode(parent, tokens, start, offset, size, True, 0.1, "prompt", "")
+        house.session.commit(namespace or house.namespace, [node])
+        return len(house.cache.hot)
+
+    block = to_le(range(64))
+    assert commit(b"x" * 32, block, 64) == 0  # no such parent
+    assert commit(house.namespace, block, 64) == 0  # does not start where its parent ends
+    assert commit(b"n" * 32, block, 0, namespace=b"n" * 32) == 0  # no such namespace
+    assert commit(house.namespace, to_le(range(65)), 0) == 0  # longer than a block
+    assert commit(house.namespace, b"", 0) == 0
+    assert commit(house.namespace, b"123", 0) == 0
+    assert commit(house.namespace, block, 0, size=101) == 0  # longer than its slot
+    assert house.cache.counters.refused_nodes == 7
+    assert house.cache.arena.used == 0
+    assert commit(house.namespace, to_le(range(10)), 0) == 1
+    assert commit(block_key(house.namespace, to_le(range(10))), block, 10) == 1  # below a tail
+
+
+def test_a_longer_tail_supersedes_a_shorter_one_in_every_tier(house: House) -> None:
+    house.save(PROMPT[:70])
+    house.cache.write(everything=True)
+    house.save(PROMPT[:80])
+    house.save(PROMPT[:75])  # covered already
+    assert len(house.cache.hot) == 2
+    house.cache.write(everything=True)
+    assert house.cache.disk is not None
+    assert house.cache.disk.nodes() == 2
+    assert house.cache.counters.superseded == 1
+    assert house.known(PROMPT[:80]) == 80
+
+
+def test_growing_tails_are_not_written(house: House) -> None:
+    house.save(PROMPT[:70])
+    house.now += 0.5
+    house.cache.write()
+    house.save(PROMPT[:71])
+    house.now += 1.9
+    house.cache.write()
+    assert house.cache.counters.written_nodes == 1
+    house.now += 0.2
+    house.cache.write()
+    assert house.cache.counters.written_nodes == 2
+    assert house.cache.counters.superseded == 1
+
+
+def test_the_queue_is_bounded_and_lets_tails_go_first(make: Callable[..., House]) -> None:
+    house = make(write_queue=10_000)
+    house.save([7] * 70, size=3000)
+    house.save(OTHER, size=3000)
+    assert house.cache.queue.bytes == 9_000
+    assert house.cache.counters.dropped_nodes == 3  # a tail that waited, then what came when only blocks waited
+    assert all(hot.node.length == BLOCK_TOKENS for hot in house.cache.queue)
+    house.cache.check_integrity()
+    house.cache.write(everything=True)
+    assert house.known(OTHER) == len(OTHER)  # what is not written is hot
+    house.reopen()
+    assert house.known(OTHER) == 2 * BLOCK_TOKENS
+    assert house.known([7] * 70) == BLOCK_TOKENS
+
+
+def test_hot_evicts_the_least_used_leaf_first(make: Callable[..., House]) -> None:
+    house = make(hot=10 * 4096)
+    house.save(PROMPT)
+    house.save([1, *PROMPT[:127]])
+    house.cache.write(everything=True)
+    house.restore(PROMPT)
+    house.save([2, *PROMPT])
+    house.cache.write(everything=True)
+    house.save([3])
+    assert tiers(house, PROMPT) == ["hot"] * 4
+    assert tiers(house, [1, *PROMPT[:127]])[0] == "hot"
+    assert house.cache.counters.evicted_hot >= 1
+    house.cache.check_integrity()
+
+
+def test_a_leased_slot_stays(make: Callable[..., House]) -> None:
+    house = make(hot=4 * 4096)
+    keys = house.save(PROMPT)
+    house.cache.write(everything=True)
+    lease = house.session.lookup(house.namespace, to_le(PROMPT), limit=1000)
+    assert house.session.reserve([4096]) == []
+    purge(house.cache, everything=True, now=house.now)
+    assert house.known(PROMPT) == 0
+    for node, key in zip(lease.plan, keys, strict=True):
+        assert bytes(house.cache.arena.view(node.offset, node.size)) == payload_of(key, 3000)[:3000]
+    house.cache.check_integrity()
+    house.session.release(lease)
+    assert house.cache.arena.used == 0
+    assert len(house.session.reserve([4096] * 5)) == 4
+
+
+def test_a_request_gets_room_before_unwritten_blocks(make: Callable[..., House]) -> None:
+    house = make(hot=4 * 4096)
+    house.save(PROMPT)
+    assert len(house.session.reserve([4096] * 2)) == 2
+    assert house.cache.counters.dropped_nodes == 2
+    assert house.known(PROMPT) == 2 * BLOCK_TOKENS
+    assert house.session.reserve([4 * 4096 + 1]) == []
+
+
+def test_what_a_client_held_is_free_when_it_is_gone(house: House) -> None:
+    house.save(PROMPT)
+    client = house.cache.session()
+    client.lookup(house.namespace, to_le(PROMPT), limit=1000)
+    client.reserve([5000, 6000])
+    house.cache.check_integrity()
+    client.close()
+    house.cache.check_integrity()
+    assert house.cache.arena.used == 4 * 4096
+    assert all(hot.leases == 0 for hot in house.cache.hot.by_key.values())
+
+
+def test_warm_keeps_its_budget_leaf_first(make: Callable[..., House]) -> None:
+    house = make(warm=4 * MIB, hot=32 * MIB)
+    assert house.cache.disk is not None
+    for number in range(12):
+        house.save([number, *PROMPT[:130]], size=400_000)
+        house.cache.write(everything=True)
+        house.restore([0, *PROMPT[:130]])
+        house.cache.check_integrity()
+        assert house.cache.disk.used() <= 4 * MIB
+    assert house.cache.counters.evicted_warm > 0
+    house.cache.write(everything=True)
+    assert house.cache.disk.file_bytes() < 1.5 * 4 * MIB
+    house.reopen()
+    assert tiers(house, [0, *PROMPT[:130]]) == ["warm"] * 3  # the one in use is still there
+    assert tiers(house, [11, *PROMPT[:130]]) == ["warm"] * 3
+    assert tiers(house, [1, *PROMPT[:130]]) == []
+
+
+def test_a_prompt_larger_than_the_budget_is_kept_as_far_as_it_goes(make: Callable[..., House]) -> None:
+    house = make(warm=4 * MIB, hot=64 * MIB)
+    long = list(range(40 * BLOCK_TOKENS))
+    house.save(long, size=400_000)
+    house.cache.write(everything=True)
+    assert len(house.cache.queue) == 0
+    house.reopen()
+    found = house.known(long)
+    assert 10 * BLOCK_TOKENS < found < 40 * BLOCK_TOKENS
+
+
+def test_nothing_waits_for_a_write(house: House) -> None:
+    """Everything that a request needs of the cache, while the disk hangs."""
+    house.save(PROMPT)
+    disk = house.cache.disk
+    assert disk is not None
+    hangs, goes_on = threading.Event(), threading.Event()
+    really = disk.store
+
+    def store(*arguments: Any) -> Any:
+        hangs.set()
+        assert goes_on.wait(30)
+        return really(*arguments)
+
+    disk.store = store  # type: ignore[method-assign]
+    writer = threading.Thread(target=lambda: house.cache.write(everything=True))
+    writer.start()
+    assert hangs.wait(30)
+    done = threading.Event()
+
+    def request() -> None:
+        house.restore(PROMPT)
+        house.save(OTHER)
+        house.restore(OTHER)
+        listing.stats(house.cache, store_id="", uptime=0)
+        house.cache.check_integrity()
+        done.set()
+
+    threading.Thread(target=request, daemon=True).start()
+    in_time = done.wait(10)
+    goes_on.set()
+    writer.join()
+    assert in_time
+    assert tiers(house, OTHER) == ["hot"] * 4
+
+
+def test_a_node_superseded_while_it_is_written_goes(house: House) -> None:
+    house.save(PROMPT[:70])
+    disk = house.cache.disk
+    assert disk is not None
+    really = disk.store
+
+    def store(*arguments: Any) -> Any:
+        disk.store = really  # type: ignore[method-assign]
+        house.save(PROMPT[:90])
+        house.cache.check_integrity()
+        return really(*arguments)
+
+    disk.store = store  # type: ignore[method-assign]
+    house.cache.write(everything=True)
+    house.cache.check_integrity()
+    assert disk.nodes() == 2
+    assert house.known(PROMPT[:90]) == 90
+
+
+def test_two_lookups_share_one_load(house: House) -> None:
+    house.save(PROMPT)
+    house.reopen()
+    first = house.session.lookup(house.namespace, to_le(PROMPT), limit=1000)
+    second = house.session.lookup(house.namespace, to_le(PROMPT), limit=1000)
+    assert [node.offset for node in second.plan] == [-1] * 4
+    offsets = [house.cache.load(first, index, house.decoder) for index in range(4)]
+    assert [house.cache.load(second, index, house.decoder) for index in range(4)] == offsets
+    assert house.cache.counters.loaded_nodes == 4
+    house.cache.check_integrity()
+
+
+def test_a_load_that_a_purge_overtakes_is_lost(house: House) -> None:
+    house.save(PROMPT)
+    house.reopen()
+    disk = house.cache.disk
+    assert disk is not None
+    really = disk.load
+    lease = house.session.lookup(house.namespace, to_le(PROMPT), limit=1000)
+
+    def load(*arguments: Any) -> Any:
+        record = really(*arguments)
+        purge(house.cache, everything=True, now=house.now)
+        return record
+
+    disk.load = load  # type: ignore[method-assign]
+    with pytest.raises(BlockLostError):
+        house.cache.load(lease, 0, house.decoder)
+    house.cache.check_integrity()
+    assert len(house.cache.hot) == 0
+    assert house.cache.arena.used == 0
+
+
+def damage(house: House, key: bytes) -> None:
+    """Flip a byte of a stored payload, through the file."""
+    house.session.close()
+    house.cache.close()
+    env = lmdb.open(str(house.directory), max_dbs=8)
+    payloads = env.open_db(b"payloads")
+    with env.begin(write=True) as txn:
+        piece = bytearray(txn.get(key + b"\0\0", db=payloads))
+        piece[100] ^= 4
+        txn.put(key + b"\0\0", bytes(piece), db=payloads)
+    env.close()
+    house.open()
+
+
+def test_a_damaged_block_goes_with_all_below_it_once(house: House) -> None:
+    keys = house.save(PROMPT)
+    house.save(OTHER)
+    damage(house, keys[1])
+    with pytest.raises(BlockLostError, match="damaged"):
+        house.restore(PROMPT)
+    assert house.known(PROMPT) == BLOCK_TOKENS
+    house.cache.write()
+    assert house.cache.disk is not None
+    assert house.cache.disk.nodes() == 1
+    house.cache.check_integrity()
+    house.save(PROMPT)  # computed again
+    assert len(house.restore(PROMPT)) == 4
+    house.reopen()
+    assert len(house.restore(PROMPT)) == 4
+    assert house.cache.counters.damaged == 0
+
+
+def test_a_block_computed_again_before_the_damaged_one_is_gone_stays(house: House) -> None:
+    keys = house.save(PROMPT)
+    damage(house, keys[1])
+    with pytest.raises(BlockLostError):
+        house.restore(PROMPT)
+    house.save(PROMPT)
+    assert len(house.restore(PROMPT)) == 4
+    house.cache.write(everything=True)
+    house.cache.check_integrity()
+    house.reopen()
+    assert len(house.restore(PROMPT)) == 4
+
+
+def test_a_failing_disk_is_a_slower_cache(house: House) -> None:
+    disk = house.cache.disk
+    assert disk is not None
+    really = disk.store
+
+    def fails(*_arguments: Any) -> Any:
+        raise DiskFullError("no space")
+
+    disk.store = fails  # type: ignore[method-assign]
+    house.save(PROMPT)
+    house.now += 1
+    wait = house.cache.write()
+    assert wait is not None
+    assert wait > 0
+    assert house.cache.warm_state == "full"
+    assert tiers(house, PROMPT) == ["hot"] * 4
+    assert house.cache.write() is not None  # waits, does not try
+    assert house.cache.counters.errors == 1
+    assert len(house.cache.queue) == 4
+    disk.store = really  # type: ignore[method-assign]
+    house.now += 700
+    house.cache.write()
+    assert house.cache.warm_state == "ok"
+    assert len(house.cache.queue) == 0
+    assert disk.nodes() == 4
+    house.cache.check_integrity()
+
+
+def test_uses_are_remembered_over_a_restart(house: House) -> None:
+    house.save(PROMPT)
+    house.save([1, *PROMPT])
+    house.cache.write(everything=True)
+    house.restore(PROMPT)
+    house.restore(PROMPT)
+    [newest, _other] = listing.prefixes(house.cache, limit=10)[0]
+    house.reopen()
+    [again, _other] = listing.prefixes(house.cache, limit=10)[0]
+    assert again.id == newest.id
+    assert again.hits == newest.hits == 2
+    assert again.last_use == newest.last_use
+
+
+class TestWithoutDisk:
+    def test_hot_only(self, make: Callable[..., House]) -> None:
+        house = make(warm=0)
+        house.save(PROMPT)
+        assert tiers(house, PROMPT) == ["hot"] * 4
+        assert house.cache.write(everything=True) is None
+        assert listing.stats(house.cache, store_id="", uptime=0)["warm"]["state"] == "off"
+        [prefix] = listing.prefixes(house.cache, limit=10)[0]
+        assert prefix.tiers == ["hot"]
+        assert purge(house.cache, prefix=prefix.id, now=house.now).nodes == 4
+        assert house.known(PROMPT) == 0
+
+
+class TestPurge:
+    @pytest.fixture(params=["hot", "written", "warm"])
+    def stored(self, house: House, request: pytest.FixtureRequest) -> House:
+        """Two prompts that share two blocks, in one tier, in both, or in the other."""
+        house.save(PROMPT)
+        house.save(OTHER)
+        if request.param != "hot":
+            house.cache.write(everything=True)
+        if request.param == "warm":
+            house.reopen()
+        return house
+
+    def test_all(self, stored: House) -> None:
+        assert purge(stored.cache, everything=True, now=stored.now).nodes == 6
+        assert stored.known(PROMPT) == 0
+        stored.reopen()
+        assert stored.known(PROMPT) == 0
+
+    def test_one_prefix_and_what_only_leads_there(self, stored: House) -> None:
+        infos, total = listing.prefixes(stored.cache, limit=10)
+        assert total == 6
+        assert {info.tokens for info in infos} == {len(PROMPT), len(OTHER)}
+        [mine] = [info for info in infos if info.tokens == len(PROMPT)]
+        assert mine.own_tokens == BLOCK_TOKENS + 10
+        assert purge(stored.cache, prefix=mine.id, now=stored.now).nodes == 2
+        assert stored.known(PROMPT) == 2 * BLOCK_TOKENS
+        assert stored.known(OTHER) == len(OTHER)
+        [other] = listing.prefixes(stored.cache, limit=10)[0]
+        assert other.own_tokens == len(OTHER)
+        assert purge(stored.cache, prefix=other.id[:5], now=stored.now).nodes == 4
+        assert listing.prefixes(stored.cache, limit=10) == ([], 0)
+
+    def test_an_inner_node_goes_with_all_below_it(self, stored: House) -> None:
+        inner = block_key(stored.namespace, to_le(PROMPT[:64])).hex()
+        assert purge(stored.cache, prefix=inner, now=stored.now).nodes == 6
+
+    def test_old_ones(self, stored: House) -> None:
+        stored.now += 1000
+        stored.restore(OTHER)
+        assert purge(stored.cache, older_than=500, now=stored.now).nodes == 2
+        assert stored.known(OTHER) == len(OTHER)
+        assert stored.known(PROMPT) == 2 * BLOCK_TOKENS
+        stored.cache.check_integrity()
+
+    def test_one_model(self, stored: House) -> None:
+        assert purge(stored.cache, model="abababab", now=stored.now).nodes == 6
+        with pytest.raises(NotFoundError, match="cdcd"):
+            purge(stored.cache, model="cdcd", now=stored.now)
+
+    def test_bad_filters(self, stored: House) -> None:
+        for filters in ({}, {"everything": True, "model": "a"}, {"older_than": -1.0}):
+            with pytest.raises(RequestError):
+                purge(stored.cache, now=stored.now, **filters)  # type: ignore[arg-type]
+        for prefix in ("xyz", "0" * 16, "\u0661"):
+            with pytest.raises(NotFoundError):
+                purge(stored.cache, prefix=prefix, now=stored.now)
+        assert stored.known(PROMPT) == len(PROMPT)
+
+
+class TestNamespaces:
+    def test_another_is_another_tree(self, house: House) -> None:
+        house.save(PROMPT)
+        other, mismatch = house.cache.open_namespace({**DESCRIPTION, "kv_type": "q8_0"})
+        lease = house.cache.lookup(other, to_le(PROMPT), limit=1000, exact=False, load=False)
+        assert lease.plan == []
+        assert mismatch == []  # nothing is stored yet
+
+    def test_a_mismatch_names_the_field(self, house: House) -> None:
+        house.save(PROMPT)
+        house.reopen()
+        mismatch = house.cache.open_namespace({**DESCRIPTION, "kv_type": "q8_0", "rope": 1})[1]
+        assert mismatch == [
+            "kv_type: stored prefixes have f16, this run q8_0",
+            "rope: stored prefixes have none, this run 1",
+        ]
+        assert house.cache.open_namespace({**DESCRIPTION, "model_sha256": "cd" * 32})[1] == []
+        assert house.cache.open_namespace(DESCRIPTION)[1] == []
+
+
+def test_file_hashes_survive(house: House) -> None:
+    assert house.cache.file_hash(b"id") == ""
+    house.cache.remember_file_hash(b"id", "ab")
+    assert house.cache.file_hash(b"id") == "ab"
+    house.reopen()
+    assert house.cache.file_hash(b"id") == "ab"
+    purge(house.cache, everything=True, now=house.now)
+    assert house.cache.file_hash(b"id") == "ab"
+
+
+def test_listing(house: House) -> None:
+    house.save(PROMPT)
+    [info] = listing.prefixes(house.cache, limit=10)[0]
+    assert info.preview == "from 0…from 192"
+    assert info.bytes == info.own_bytes == 4 * 3000
+    assert info.tiers == ["hot"]
+    house.reopen()
+    [info] = listing.prefixes(house.cache, limit=10)[0]
+    assert info.tiers == ["warm"]
+    assert info.bytes < 4 * 3000
+    assert listing.prefixes(house.cache, limit=10, model="nobody")[0] == []
+    assert len(listing.prefixes(house.cache, limit=10, model="abab")[0]) == 1
+
+
+def test_warm_bytes_of_ten_conversations(make: Callable[..., House]) -> None:
+    """One shared prefix of 2,200 tokens, ten questions and answers: stored once, and hardly more than its content."""
+    house = make(hot=128 * MIB, warm=512 * MIB)
+    size = 1_476_072  # of a block of the demo model
+    prefix = list(range(2200))
+    for number in range(10):
+        for end in (20, 40):  # the prompt, then with the reply: its tail is superseded
+            house.save([*prefix, *range(10_000 * (number + 1), 10_000 * (number + 1) + end)], size)
+            house.cache.write(everything=True)
+    disk = house.cache.disk
+    assert disk is not None
+    assert disk.nodes() == 34 + 10
+    assert disk.used() <= 1.05 * disk.sums.stored
+    assert disk.file_bytes() <= 1.1 * disk.sums.stored
