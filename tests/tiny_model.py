@@ -71,9 +71,35 @@ def make(arch: str, tokenizer: Path, out: Path, *, seed: int = 0, context_length
         model = C.llama_model_init_from_user(context, callback, None, C.llama_model_default_params())
         if not model:
             raise RuntimeError(f"llama.cpp refused the metadata for {arch}")
-        C.llama_model_save_to_file(model, str(out).encode())
+        saved = Path(folder) / "saved.gguf"
+        C.llama_model_save_to_file(model, str(saved).encode())
         C.llama_model_free(model)
+        _add_template(arch, saved, tokenizer, out)
     return out
+
+
+def _add_template(arch: str, saved: Path, tokenizer: Path, out: Path) -> None:
+    """Copy `saved` with the chat template of `tokenizer`, which llama.cpp's saver leaves out."""
+    template = gguf.GGUFReader(str(tokenizer)).fields.get("tokenizer.chat_template")
+    reader, writer = gguf.GGUFReader(str(saved)), gguf.GGUFWriter(str(out), arch)
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            _copy(field, writer)
+    if template is not None:
+        _copy(template, writer)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _copy(field: gguf.ReaderField, writer: gguf.GGUFWriter) -> None:
+    kind = field.types[0]
+    writer.add_key_value(
+        field.name, field.contents(), kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+    )
 
 
 def _library() -> Any:
@@ -97,12 +123,9 @@ def _write_metadata(arch: str, tokenizer: Path, out: Path, context_length: int) 
     for field in gguf.GGUFReader(str(tokenizer)).fields.values():
         if not field.name.startswith("tokenizer."):
             continue
-        value, kind = field.contents(), field.types[0]
         if field.name == "tokenizer.ggml.tokens":
-            n_vocab = len(value)
-        writer.add_key_value(
-            field.name, value, kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        )
+            n_vocab = len(field.data)
+        _copy(field, writer)
     settings = {
         "vocab_size": n_vocab,
         "context_length": context_length,

@@ -57,9 +57,10 @@ class Restorer:
         if sequence.plan is None:
             plan = None if sequence.lookup is None else sequence.lookup.wait_plan(0)
             if plan is None and sequence.lookup is not None:
-                if time.perf_counter() - sequence.lookup_since < _PLAN_PATIENCE:
+                lost = sequence.lookup.state(0) == "lost"
+                if not lost and time.perf_counter() - sequence.lookup_since < _PLAN_PATIENCE:
                     return False
-                self._counters["lookup_late"] += 1
+                self._counters["lookup_late"] += not lost
                 self.end(sequence)
             sequence.plan = plan or ()
         return True

@@ -6,7 +6,7 @@ All of it is safe from any thread and never raises: a store that is away knows n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from ..frames import NewNode, PlanNode
 
@@ -16,7 +16,7 @@ class OpenedNamespace(Protocol):
     def key(self) -> bytes: ...
 
     @property
-    def mismatch(self) -> list[str]:
+    def mismatch(self) -> Sequence[str]:
         """What differs from stored namespaces of the same model file, each as a sentence."""
         ...
 
@@ -44,7 +44,9 @@ class Lookup(Protocol):
         """State of a node of the plan, None if it is not ready after `timeout` seconds."""
         ...
 
-    def state(self, index: int) -> Literal["pending", "ready", "lost"]: ...
+    def state(self, index: int) -> str:
+        """`ready`, `lost`, or else it may still come."""
+        ...
 
     def release(self) -> None: ...
 

@@ -1,0 +1,281 @@
+"""Prefixes that are computed once: the same answers with the cache off, cold, hot, cut, and with a broken store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homeprefixd.engine.fingerprint import library_hashes
+from homeprefixd.frames import Accepted, Finished, Message, NamespaceKnown, Progress
+from tests.integration.engine.memory_store import MemoryStore
+from tests.integration.engine.running import GREEDY, Running, load_frame
+
+Run = Callable[..., Running]
+Tokens = Callable[..., list[int]]
+
+POLICY = "The house has three floors. " + " ".join(
+    f"Lamp {i} in room {i * 7 % 13} may be switched {'on' if i % 3 else 'off'} after {i % 12} o'clock."
+    for i in range(20)
+)
+
+
+def chat(*texts: str) -> list[Message]:
+    roles = ["system", *["user", "assistant"] * 5]
+    return [Message(role=role, content=text) for role, text in zip(roles, texts, strict=False)]
+
+
+def test_greedy_answers_do_not_depend_on_the_cache(run: Run, demo_model: Path) -> None:
+    first, second = chat(POLICY, "Which lamps are on?"), chat(POLICY, "Name the capital of France.")
+    running = run(demo_model)
+    off = [running.ask(prompt, 24, cache=False) for prompt in (first, second)]
+    assert not running.store.nodes
+    running.known()
+    cold, hot = running.ask(first, 24), running.ask(first, 24)
+    cut = running.ask(second, 24)
+    assert [cold[0], cut[0]] == [off[0][0], off[1][0]]
+    assert hot[0] == cold[0]
+    n = cold[1].timings.total_prompt_n
+    assert cold[1].timings.cache_n == 0
+    assert hot[1].timings.cache_n == n - 1  # all but the one that must be computed
+    assert hot[1].timings.prompt_n == 1
+    assert hot[1].timings.cache_tiers == {"hot": n - 1}
+    timings = cut[1].timings
+    assert 0 < timings.cache_n < timings.total_prompt_n - 1
+    assert timings.cache_n % 64  # to the token, not to the block
+    assert timings.cache_n + timings.prompt_n == timings.total_prompt_n
+    assert running.store.orphans == 0
+    assert running.engine.counters["restore_errors"] == 0
+    assert timings.prompt_ms < cold[1].timings.prompt_ms / 3
+
+
+def test_exact_reuse_gives_the_same_bits(
+    run: Run, demo_model: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOMEPREFIXD_DEBUG_LOGITS", "1")
+    prompt = tokens(330)
+    running = run(demo_model, reuse="exact")
+    running.known()
+    off = running.ask(prompt, 2, cache=False)[1].timings
+    cold = running.ask(prompt, 70)[1].timings
+    hot = running.ask(prompt, 2)[1].timings
+    assert cold.cache_n == 0
+    assert hot.cache_n == 320  # neither the remainder nor what was generated: not on the grid
+    assert off.logits_sha256 == cold.logits_sha256 == hot.logits_sha256 != ""
+    # Another course through the calls: blocks of 64 alone, then more of the same prompt.
+    other = run(demo_model, running.store, reuse="exact", batch=64)
+    other.known()
+    again = other.ask(prompt + tokens(100, 1), 1)[1].timings
+    assert again.cache_n == 320
+    running.store.forget()
+    assert other.ask(prompt + tokens(100, 1), 1)[1].timings.logits_sha256 == again.logits_sha256
+
+
+def test_grid_is_claimed_only_for_what_was_computed_alone_on_the_grid(
+    run: Run, tiny: Callable[[str], Path], tokens: Tokens
+) -> None:
+    running = run(tiny("qwen3"))
+    running.known()
+    running.ask(tokens(200), 100)
+    nodes = sorted(running.store.nodes.values(), key=lambda node: node.start)
+    assert [(n.start, len(n.tokens) // 4, n.grid, n.kind) for n in nodes] == [
+        (0, 64, True, "prompt"),
+        (64, 64, True, "prompt"),
+        (128, 64, True, "prompt"),
+        (192, 64, False, "reply"),
+        (256, 43, False, "reply"),  # the last token was sampled, never evaluated
+    ]
+    assert all(node.cost > 0 and node.preview for node in nodes)
+    # Beside another stream: right, but not the same bits.
+    running.store.forget()
+    long = running.start(tokens(100, 1), 600)
+    running.wait(lambda: running.of(long, Progress))
+    running.ask(tokens(200, 2), 1)
+    running.engine.cancel(long)
+    running.finish(long)
+    beside = [n for n in running.store.nodes.values() if n.tokens[:4] == (tokens(200, 2)[0]).to_bytes(4, "little")]
+    assert beside
+    assert not any(node.grid for node in beside)
+
+
+def test_the_next_turn_starts_after_the_reply(run: Run, demo_model: Path) -> None:
+    running = run(demo_model)
+    running.known()
+    turn = chat(POLICY[:400], "Tell me about lamps.")
+    reply, end = running.ask(turn, 40, sampling=GREEDY)
+    turn += [Message(role="assistant", content=reply), Message(role="user", content="Go on.")]
+    timings = running.ask(turn, 1)[1].timings
+    assert timings.cache_n >= end.timings.total_prompt_n + 35
+    assert timings.prompt_n < 20
+
+
+def test_what_was_generated_is_saved_as_it_becomes_whole(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
+    running = run(tiny("llama"))
+    running.known()
+    rid = running.start(tokens(10), 1500)
+    running.wait(lambda: any(node.kind == "reply" for node in list(running.store.nodes.values())))
+    assert not running.of(rid, Finished)
+    running.worker.intake.cancel(rid)
+    assert running.finish(rid).reason == "cancelled"
+
+
+def test_a_cancelled_prefill_keeps_its_blocks(run: Run, demo_model: Path, tokens: Tokens) -> None:
+    running = run(demo_model, batch=64)
+    running.known()
+    prompt = tokens(1200)
+    rid = running.start(prompt, 5)
+    running.wait(lambda: len(running.of(rid, Progress)) >= 3)
+    asked = time.perf_counter()
+    running.worker.intake.cancel(rid)
+    end = running.finish(rid)
+    assert end.reason == "cancelled"
+    done = running.of(rid, Progress)[-1].done
+    assert 192 <= done < 1200
+    assert time.perf_counter() - asked < 5
+    assert running.ask(prompt[: done + 30], 1)[1].timings.cache_n == done
+    assert running.engine.figures().cells_used == 0
+
+
+def test_requests_have_their_own_salt(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
+    running = run(tiny("llama"))
+    running.known()
+    prompt = tokens(150)
+    running.ask(prompt, 1)
+    assert running.ask(prompt, 1, salt="anna")[1].timings.cache_n == 0
+    assert running.ask(prompt, 1, salt="anna")[1].timings.cache_n == 149
+    assert running.ask(prompt, 1, salt="ben")[1].timings.cache_n == 0
+    assert running.ask(prompt, 1)[1].timings.cache_n == 149
+
+
+def test_the_namespace_holds_what_changes_state_and_nothing_else(
+    run: Run, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    path = tiny("llama")
+    copy = tmp_path / "other-name.gguf"
+    copy.write_bytes(path.read_bytes())
+    for place, changes in (
+        (path, {}),
+        (copy, {"alias": "x", "ctx": 512, "batch": 128, "threads": 1, "parallel": 1, "chat_template": "{{ 1 }}"}),
+    ):
+        run(place, store, **changes).known()
+    assert len(store.namespaces) == 1
+    (description,) = store.namespaces.values()
+    assert description["libraries"] == library_hashes()
+    assert "libllama.so" in description["libraries"]
+    for changes in ({"kv_type": "q8_0"}, {"salt": "s"}, {"flash_attention": False}):
+        before = len(store.namespaces)
+        run(path, store, **changes).known()
+        assert len(store.namespaces) == before + 1
+    assert len(store.hashes) == 2  # by file, remembered
+
+
+def test_it_serves_before_its_hash_is_known(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
+    store = MemoryStore()
+    store.connected = False
+    running = run(tiny("llama"), store)
+    text, end = running.ask(tokens(200), 5)
+    assert end.timings.cache_n == 0
+    assert not store.nodes
+    running.wait(lambda: [f for _, f in running.frames if isinstance(f, NamespaceKnown)])
+    store.connected = True
+    assert running.ask(tokens(200), 5)[0] == text
+    assert running.ask(tokens(200), 5)[1].timings.cache_n == 199
+
+
+@pytest.mark.parametrize("fault", ["silent", "full", "lost", "late", "rubbish", "swapped", "cut short", "away"])
+def test_a_broken_store_is_a_slow_one(run: Run, tiny: Callable[[str], Path], tokens: Tokens, fault: str) -> None:
+    running = run(tiny("qwen3"))
+    running.known()
+    store, prompt = running.store, tokens(300)
+    right = running.ask(prompt, 20)[0]
+    used = 0
+    if fault == "silent":
+        store.silent = True
+    elif fault == "full":
+        store.forget()
+        store.full = True
+    elif fault == "lost":
+        store.lost_from, used = 2, 128
+    elif fault == "late":
+        store.ready_up_to, used = 3, 192
+    elif fault == "rubbish":
+        store.change = lambda index, view: view if index < 2 else memoryview(bytes(len(view)))
+    elif fault == "swapped":
+        first = next(store.payloads[key] for key, node in store.nodes.items() if node.start == 0)
+        store.change = lambda index, view: first
+    elif fault == "cut short":
+        store.change = lambda index, view: view if index < 2 else view[:-100]
+    else:
+        store.connected = False
+    text, end = running.ask(prompt, 20)
+    assert text == right
+    assert end.timings.cache_n == used
+    assert sum(end.timings.cache_tiers.values()) == used
+    assert end.timings.prompt_n == 300 - used
+    assert (running.engine.counters["restore_errors"] > 0) is (fault in ("rubbish", "swapped", "cut short"))
+
+
+def test_saving_goes_on_when_there_is_room_again(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
+    running = run(tiny("llama"), batch=64)
+    running.known()
+    running.store.full = True
+    rid = running.start(tokens(600), 600)
+    running.wait(lambda: running.of(rid, Progress)[-1:] and running.of(rid, Progress)[-1].done > 300)
+    running.store.full = False
+    running.finish(rid)
+    assert running.ask(tokens(600), 1)[1].timings.cache_n == 599
+    assert running.store.orphans == 0
+
+
+def test_two_with_one_cold_prefix_compute_it_once(run: Run, demo_model: Path, tokens: Tokens) -> None:
+    running = run(demo_model, batch=64)
+    running.known()
+    prompt = tokens(400)
+    first = running.start([*prompt, 1, 2], 4)
+    running.wait(lambda: running.of(first, Progress))
+    second, other = running.start([*prompt, 3, 4], 4), running.start(tokens(80, 5), 4)
+    assert running.finish(second).timings.cache_n >= 384
+    assert running.finish(first).timings.cache_n == 0
+    assert running.finish(other).timings.cache_n == 0
+    assert running.engine.counters["prefill_tokens"] < 600
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mamba2", "granitehybrid"])
+def test_models_with_edges_are_served_without_reuse(
+    run: Run, tiny: Callable[[str], Path], tokens: Tokens, arch: str
+) -> None:
+    running = run(tiny(arch))
+    assert running.worker.info.cache_mode == "off"
+    assert running.worker.info.cache_reason
+    prompt = tokens(300)
+    alone = running.ask(prompt, 20)
+    again = running.ask(prompt, 20)
+    assert alone[0] == again[0]
+    assert again[1].timings.cache_n == 0
+    assert running.store.lookups == 0
+    rids = [running.start(prompt, 20) for _ in range(4)]  # side by side, and ids used again
+    assert {running.text(r) for r in rids if running.finish(r)} == {alone[0]}
+
+
+def test_reuse_off(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
+    running = run(tiny("llama"), reuse="off")
+    assert (running.worker.info.cache_mode, running.worker.info.cache_reason) == ("off", "`cache.reuse` is off.")
+    running.ask(tokens(100), 2)
+    assert running.ask(tokens(100), 2)[1].timings.cache_n == 0
+
+
+def test_accepted_comes_first(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
+    running = run(tiny("llama"))
+    rid = running.ask(tokens(100), 3)[1].rid
+    kinds = [type(frame).__name__ for frame in running.of(rid)]
+    assert kinds[0] == "Accepted"
+    assert kinds[-1] == "Finished"
+    assert running.of(rid, Accepted)[0].prompt_n == 100
+    assert [p.done for p in running.of(rid, Progress)] == [64, 100]
+
+
+def test_load_frames_are_whole(demo_model: Path) -> None:
+    assert load_frame(demo_model).parallel == 2

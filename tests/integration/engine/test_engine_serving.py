@@ -1,0 +1,295 @@
+"""Requests side by side: fairness, limits, ends of every kind, and nobody hurt by another's trouble."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeprefixd.engine.bindings import Context
+from homeprefixd.engine.failures import DecodeError
+from homeprefixd.engine.scheduler import Engine
+from homeprefixd.engine.sequence import Sequence
+from homeprefixd.errors import BusyError, ContextOverflowError, HomeprefixdError, RequestError, UnavailableError
+from homeprefixd.frames import Accepted, Delta, Failure, Finished, Message, Progress, Sampling
+from tests.integration.engine.running import GREEDY, Running
+
+Run = Callable[..., Running]
+Tiny = Callable[[str], Path]
+Tokens = Callable[..., list[int]]
+
+
+def test_two_streams_at_once_say_what_each_says_alone(run: Run, demo_model: Path) -> None:
+    running = run(demo_model)
+    prompts = ["The capital of France is", "Once upon a time, there was a"]
+    alone = [running.ask(prompt, 30, cache=False)[0] for prompt in prompts]
+    rids = [running.start(prompt, 30, cache=False) for prompt in prompts]
+    for rid in rids:
+        running.finish(rid)
+    assert [running.text(rid) for rid in rids] == alone
+    order = [f.rid for _, f in running.frames if isinstance(f, Delta) and f.rid in rids]
+    first_end = next(i for i, rid in enumerate(order) if i > 25 and rid != order[0])
+    assert set(order[:first_end]) == set(rids)  # not one after the other
+
+
+def test_a_stream_goes_on_while_a_long_prompt_is_prefilled(run: Run, demo_model: Path, tokens: Tokens) -> None:
+    running = run(demo_model, max_stall=0.4)
+    rid = running.start("Once upon a time", 400)
+    running.wait(lambda: len(running.of(rid, Delta)) > 3)
+    long = running.start(tokens(700), 1)
+    running.finish(long)
+    running.worker.intake.cancel(rid)
+    running.finish(rid)
+    begin = next(at for at, f in running.frames if isinstance(f, Progress) and f.rid == long)
+    end = next(at for at, f in running.frames if isinstance(f, Finished) and f.rid == long)
+    during = [at for at, f in running.frames if isinstance(f, Delta) and f.rid == rid and begin < at < end]
+    calls = len(running.of(long, Progress))
+    assert calls >= 5  # shorter ones than the batch of 512
+    assert len(during) >= calls - 3  # a token between any two of them
+
+
+def test_more_requests_than_places(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    running = run(tiny("llama"), parallel=2)
+    running.known()
+    rids = [running.start(tokens(100, seed), 20) for seed in range(7)]
+    assert [running.finish(rid).timings.predicted_n for rid in rids] == [20] * 7
+    figures = running.engine.figures()
+    assert (figures.running, figures.waiting, figures.cells_used) == (0, 0, 0)
+    assert figures.cells >= 2048
+    assert figures.counters["decode_tokens"] == 7 * 19  # the first one comes from the prompt
+
+
+def test_a_full_context_sets_the_youngest_aside_unnoticed(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    running = run(tiny("qwen3"), ctx=1024, pool=1024)
+    running.known()
+    prompts = [tokens(200, 1), tokens(230, 2)]
+    alone = [running.ask(prompt, 500, cache=False)[0] for prompt in prompts]
+    before = running.engine.counters["prefill_tokens"]
+    rids = [running.start(prompt, 500) for prompt in prompts]
+    ends = [running.finish(rid) for rid in rids]
+    assert running.engine.counters["set_aside"] >= 1
+    assert [end.timings.predicted_n for end in ends] == [500, 500]
+    assert [running.text(rid)[:200] for rid in rids] == [text[:200] for text in alone]
+    assert running.engine.counters["prefill_tokens"] - before < 200 + 230 + 40  # it came back by look-up
+    assert [end.timings.cache_n for end in ends] == [0, 0]  # nothing of the prompt was reused at first
+    assert not [f for rid in rids for f in running.of(rid, Failure)]
+
+
+def test_set_aside_without_a_store_computes_again(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    running = run(tiny("mamba2"), ctx=512, pool=512)
+    rids = [running.start(tokens(200, seed), 100) for seed in (1, 2)]
+    assert [running.finish(rid).timings.predicted_n for rid in rids] == [100, 100]
+    running = run(tiny("gemma3"), ctx=512, pool=512)
+    rids = [running.start(tokens(200, seed), 200) for seed in (1, 2)]
+    assert [running.finish(rid).timings.predicted_n for rid in rids] == [200, 200]
+    assert running.engine.counters["set_aside"] >= 1
+
+
+def test_what_never_fits_is_refused_at_once(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    running = run(tiny("llama"), ctx=300)
+    rid = running.start(tokens(300))
+    with pytest.raises(ContextOverflowError, match=r"300 tokens and the context holds 300.*`model\.ctx`") as caught:
+        running.finish(rid)
+    assert caught.value.details == {"n_prompt_tokens": 300, "n_ctx": 300}
+    assert not running.of(rid, Accepted)
+    # one that just fits ends where the context ends
+    end = running.ask(tokens(295), -1)[1]
+    assert (end.reason, end.timings.predicted_n) == ("length", 5)
+
+
+def test_a_full_queue_says_so(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    running = run(tiny("llama"), parallel=1, max_queue=2)
+    rids = [running.start(tokens(20), 1800) for _ in range(8)]
+    failed = running.wait(lambda: [f for rid in rids for f in running.of(rid, Failure)])
+    assert {f.error for f in failed} == {"BusyError"}
+    assert "max_queue" in failed[0].message
+    assert failed[0].details["retry_after"] >= 1
+    assert not running.of(failed[0].rid, Accepted)
+    for rid in rids:
+        running.worker.intake.cancel(rid)
+    running.wait(lambda: all(running.of(rid, (Finished, Failure)) for rid in rids))
+    assert isinstance(BusyError("x"), HomeprefixdError)
+    running.ask(tokens(20), 1)  # room again
+
+
+def test_cancelling_who_waits_who_is_unknown_and_who_is_done(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    running = run(tiny("llama"), parallel=1)
+    first = running.start(tokens(20), 1500)
+    second = running.start(tokens(20, 1), 5)
+    running.wait(lambda: running.of(first, Delta))
+    running.worker.intake.cancel(second)
+    assert running.finish(second).reason == "cancelled"
+    assert not running.of(first, Finished)
+    running.worker.intake.cancel("nobody")
+    running.worker.intake.cancel(first)
+    assert running.finish(first).reason == "cancelled"
+    running.worker.intake.cancel(first)
+    running.ask(tokens(20), 2)
+    assert len(running.of(first, Finished)) == 1
+
+
+def test_a_character_over_several_tokens_is_never_cut(run: Run, demo_model: Path) -> None:
+    running = run(demo_model)
+    prompt = "🏠" * 12  # three tokens each, and the model goes on with it
+    rid = running.start(prompt, 41)
+    running.finish(rid)
+    pieces = [delta.text for delta in running.of(rid, Delta)]
+    assert "".join(pieces).count("🏠") > 10
+    assert "�" not in "".join(pieces[:-1])  # only the very end may be cut, by max_tokens
+    whole = running.ask(prompt, 41, stream=False)
+    assert whole[1].text == "".join(pieces)
+    assert not running.of(whole[1].rid, Delta)
+
+
+def test_stop_strings_end_the_text_before_them(run: Run, demo_model: Path) -> None:
+    running = run(demo_model)
+    prompt = "One, two, three, four, five,"
+    full = running.ask(prompt, 40)[0]
+    stop = full[12:20]
+    text, end = running.ask(prompt, 40, stop=["never said", stop])
+    assert (end.reason, end.stop) == ("stop", stop)
+    assert text == full[: full.index(stop)]
+    whole = running.ask(prompt, 40, stop=[stop], stream=False)[1]
+    assert whole.text == text
+
+
+def test_the_end_of_generation(run: Run, demo_model: Path) -> None:
+    running = run(demo_model)
+    say = [Message(role="user", content="Say: hi")]
+    text, end = running.ask(say, 200, sampling=Sampling(temperature=0))
+    assert (end.reason, end.stop) == ("stop", None)
+    assert "<|im_end|>" not in text
+    n = end.timings.predicted_n
+    assert n < 200
+    longer = running.ask(say, n + 20, sampling=Sampling(temperature=0, ignore_eos=True))[1]
+    assert (longer.reason, longer.timings.predicted_n) == ("length", n + 20)
+    held = running.ask(say, 200, sampling=Sampling(temperature=0, min_tokens=n + 5))[1]
+    assert held.timings.predicted_n > n + 4
+    nothing = running.ask(say, 0)
+    assert (nothing[0], nothing[1].reason, nothing[1].timings.predicted_n) == ("", "length", 0)
+
+
+def test_seeds_and_biases(run: Run, demo_model: Path) -> None:
+    running = run(demo_model)
+    hot = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+    def say(**changes: Any) -> str:
+        return running.ask("My favourite animal is", 12, cache=False, sampling=Sampling(**{**hot, **changes}))[0]
+
+    assert say(seed=7) == say(seed=7)
+    assert len({say(seed=seed) for seed in range(4)}) == 4
+    assert len({say(seed=-1) for _ in range(4)}) > 1
+    assert say(seed=0xFFFFFFFF) == say(seed=0xFFFFFFFF)
+    cat = running.worker.engine._model.tokenize(" cat")
+    assert len(cat) == 1
+    assert say(logit_bias={cat[0]: 1000.0}) == " cat" * 12
+    assert say(top_k=1, seed=1) == say(top_k=1, seed=2)
+    plain = say(temperature=0, repeat_penalty=1.0)
+    assert say(temperature=0, presence_penalty=2.0, frequency_penalty=2.0, repeat_last_n=-1) != plain
+
+
+def test_bad_requests_are_refused_in_words(run: Run, tiny: Tiny, demo_model: Path) -> None:
+    running = run(tiny("llama"))
+    for prompt, changes, match in (
+        ([], {}, "empty"),
+        ("", {}, "empty"),
+        ([1, 10**6], {}, "token ids outside"),
+        (None, {}, "Exactly one"),
+        ("x", {"sampling": Sampling(logit_bias={10**6: 1.0})}, "logit_bias"),
+        ([Message(role="user", content="x")], {"template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ):
+        with pytest.raises(RequestError, match=match):
+            running.finish(running.start(prompt, **changes))
+    assert running.engine.figures().running == 0
+
+
+def test_an_unexpected_exception_ends_one_request_only(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = run(tiny("llama"))
+    healthy = running.start(tokens(30, 1), 1000)
+    running.wait(lambda: running.of(healthy, Delta))
+    original = Engine._next_token
+    victims: list[str] = []
+
+    def next_token(self: Engine, sequence: Sequence, index: int) -> None:
+        if sequence.request.rid in victims and sequence.generated == 5:
+            raise KeyError("boom")
+        original(self, sequence, index)
+
+    monkeypatch.setattr(Engine, "_next_token", next_token)
+    victims.append(f"r{running._count + 1}")
+    victim = running.start(tokens(30, 2), 100)
+    with pytest.raises(HomeprefixdError, match=r"failed on this request \(KeyError\)"):
+        running.finish(victim)
+    seen = len(running.of(healthy, Delta))
+    running.wait(lambda: len(running.of(healthy, Delta)) > seen + 5 or running.of(healthy, Finished))
+    running.worker.intake.cancel(healthy)
+    running.finish(healthy)
+    assert running.engine.figures().cells_used == 0
+
+
+def test_a_decode_that_fails_is_told_and_cleared(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = run(tiny("llama"))
+    running.known()
+    original = Context.decode
+    broken = [0]
+
+    def decode(self: Context, batch: Any) -> bool:
+        if broken[0]:
+            broken[0] -= 1
+            raise DecodeError(-3, "compute failed")
+        return original(self, batch)
+
+    monkeypatch.setattr(Context, "decode", decode)
+    for phase in ("prefill", "decode"):
+        rid = running.start(tokens(100, 3), 900)
+        if phase == "decode":
+            running.wait(lambda rid=rid: running.of(rid, Delta))
+        broken[0] = 1
+        with pytest.raises(HomeprefixdError, match=r"llama_decode: -3 \(compute failed\)"):
+            running.finish(rid)
+        assert running.engine.figures().running == 0
+    assert running.ask(tokens(100, 3), 5)[1].timings.predicted_n == 5
+
+
+def test_stop_lets_running_requests_finish(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    running = run(tiny("llama"))
+    rid = running.start(tokens(50), 200)
+    running.wait(lambda: running.of(rid, Delta))
+    running.engine.stop(30)
+    late = running.start(tokens(50), 2)
+    with pytest.raises(UnavailableError, match="stopping"):
+        running.finish(late)
+    assert running.finish(rid).timings.predicted_n == 200
+    running._thread.join(10)
+    assert not running._thread.is_alive()
+
+
+def test_stop_ends_what_outlives_the_grace_and_keeps_its_blocks(run: Run, demo_model: Path, tokens: Tokens) -> None:
+    running = run(demo_model)
+    running.known()
+    rid = running.start(tokens(50), 1900)
+    running.wait(lambda: running.of(rid, Delta))
+    running.engine.stop(0.5)
+    with pytest.raises(UnavailableError, match="stopped before the reply was complete"):
+        running.finish(rid, 10)
+    assert any(len(node.tokens) // 4 < 64 for node in running.store.nodes.values())  # the tail, too
+    running._thread.join(10)
+    assert not running._thread.is_alive()
+
+
+def test_figures_show_a_long_step(run: Run, demo_model: Path, tokens: Tokens) -> None:
+    running = run(demo_model)
+    rid = running.start(tokens(600), 1)
+    running.wait(lambda: running.of(rid, Accepted))
+    time.sleep(0.5)
+    assert running.engine.figures().step_age > 0
+    running.finish(rid)
+    assert running.engine.figures().step_age == 0
+    assert GREEDY.temperature == 0
