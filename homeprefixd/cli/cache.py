@@ -48,9 +48,14 @@ def stats(url: str | None, as_json: bool, **given: str | None) -> None:
 
 
 def figure_rows(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    """Nested figures as (name, text), in their order: {"hot": {"bytes": 1024}} is ("hot bytes", "1.0 KiB")."""
+    """Nested figures as (name, text), in their order: {"hot": {"bytes": 1024}} is ("hot bytes", "1.0 KiB").
+
+    A namespace's description is left out.
+    """
     rows: list[tuple[str, str]] = []
     for name, value in figures.items():
+        if name == "description":
+            continue  # of a namespace: some thirty lines that belong into --json
         title = f"{above} {name}".strip().replace("_", " ")
         if isinstance(value, Mapping):
             rows.extend(figure_rows(value, title))
@@ -67,7 +72,7 @@ def figure_rows(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, 
 def _figure(name: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float) or name == "pid":
         return "-" if value in (None, "") else str(value)
-    if name == "bytes" or name.endswith(("_bytes", "_budget", "budget", "capacity")):
+    if name in ("bytes", "limit") or name.endswith("_bytes"):
         return size_text(value)
     return count_text(value) if isinstance(value, int) else f"{value:,.3g}" if value < 1000 else count_text(value)
 
@@ -161,7 +166,7 @@ def _filter(
     if everything:
         filters.append(({"all": True}, "everything"))
     if prefix is not None:
-        filters.append(({"prefix": _text("--prefix", prefix).lower()}, f"prefix {prefix}"))
+        filters.append(({"prefix": _identifier(prefix)}, f"prefix {prefix}"))
     if older_than is not None:
         filters.append(({"older_than": age_seconds(older_than)}, f"what was not used for {older_than}"))
     if model is not None:
@@ -177,6 +182,13 @@ def _text(flag: str, value: str) -> str:
     if not value.strip():
         raise click.UsageError(f"{flag} cannot be empty", click.get_current_context())
     return value.strip()
+
+
+def _identifier(text: str) -> str:
+    found = re.fullmatch(r"[0-9a-f]{1,64}", text.strip().lower())
+    if not found:
+        raise click.UsageError(f"--prefix cannot be {text!r}; allowed: an id from `homeprefixd ls`, hexadecimal digits")
+    return found[0]
 
 
 def age_seconds(text: str) -> float:

@@ -98,7 +98,9 @@ def test_purge_sends_one_filter(
     assert json.loads(command("purge", "--yes", "--json", "--url", daemon.url, *flags).out)["nodes"] == 1234
 
 
-@pytest.mark.parametrize("flags", [[], ["--all", "--model", "x"], ["--prefix", " "], ["--older-than", "soon"]])
+@pytest.mark.parametrize(
+    "flags", [[], ["--all", "--model", "x"], ["--prefix", " "], ["--prefix", "zz"], ["--older-than", "soon"]]
+)
 def test_purge_without_exactly_one_filter_asks_nothing(
     command: Callable[..., Any], daemon: Any, flags: list[str]
 ) -> None:
@@ -178,6 +180,7 @@ def test_figures_are_flat_rows() -> None:
         ("list", "a, b"),
         ("no", "-"),
     ]
+    assert figure_rows({"hot": {"limit": 1 << 20}, "n": [{"description": {"x": 1}}]}) == [("hot limit", "1.0 MiB")]
     assert figure_rows({"a": {"written_bytes": 2048, "on": True, "seconds": 12345.6}}) == [
         ("a written bytes", "2.0 KiB"),
         ("a on", "True"),
