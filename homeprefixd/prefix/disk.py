@@ -217,7 +217,7 @@ class Disk:
         except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
             raise UnreadableError(str(error)) from error
         except (lmdb.Error, OSError) as error:
-            raise _disk_error(error) from error
+            raise _disk_error(error, self._file) from error
         self.namespaces: dict[bytes, dict[str, Any]] = {}
         """Descriptions by namespace; changed by the writer only."""
         try:
@@ -278,7 +278,7 @@ class Disk:
                     decoder.decode(record.key, number, piece, out[number * PIECE : (number + 1) * PIECE])
                 return record
         except lmdb.Error as error:
-            raise _disk_error(error) from error
+            raise _disk_error(error, self._file) from error
 
     def nodes(self) -> int:
         with self._env.begin() as txn:
@@ -476,7 +476,7 @@ class Disk:
             with self._env.begin(write=True) as txn:
                 change(txn)
         except (lmdb.Error, OSError) as error:
-            raise _disk_error(error) from error
+            raise _disk_error(error, self._file) from error
 
     def _order_row(self, node: Placed) -> bytes:
         record = node.record
@@ -516,8 +516,17 @@ def _piece_key(key: bytes, number: int) -> bytes:
     return key + _PIECE_NUMBER.pack(number)
 
 
-def _disk_error(error: Exception) -> DiskFullError | DiskTroubleError:
+def _disk_error(error: Exception, file: Path) -> DiskFullError | DiskTroubleError:
     code = getattr(error, "code", 0) or getattr(error, "errno", 0)
-    if isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError)) or code in _FULL:
-        return DiskFullError(str(error))
+    full = isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError)) or code in _FULL
+    if full or (code == errno.EIO and _is_full(file.parent)):  # LMDB says EIO where a write was cut short
+        return DiskFullError(str(error) if full else "the disk is full")
     return DiskTroubleError(str(error))
+
+
+def _is_full(directory: Path) -> bool:
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return False
+    return space.f_bavail * space.f_frsize < _BATCH

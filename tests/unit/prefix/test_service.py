@@ -1,0 +1,404 @@
+"""The store as a process: real sockets, real files, real deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import msgspec
+import pytest
+from prefix_testing import DESCRIPTION, MIB, Store, Worker, payload_of
+
+from homeprefixd import frames
+from homeprefixd.channel import encode
+from homeprefixd.errors import StoreError
+from homeprefixd.frames import NewNode
+from homeprefixd.prefix.blocks import block_key, to_le
+from homeprefixd.prefix.client import AdminClient, StoreClient
+
+PROMPT = list(range(1000, 1000 + 5 * 64 + 10))
+StartStore = Callable[..., Store]
+StartWorker = Callable[[Store], Worker]
+
+
+def wait_until(done: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def test_blocks_are_hot_then_warm(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+    store = start_store(tmp_path)
+    welcome = store.greet()
+    worker = start_worker(store)
+    keys = worker.save(PROMPT, size=300_000)
+    assert worker.restore(PROMPT) == (["hot"] * 6, keys)
+    code, said = store.stop()
+    assert (code, said) == (0, "")
+    store = start_store(tmp_path)
+    assert store.greet().store_id != welcome.store_id
+    assert not worker.client.connected
+    worker.attach(store)
+    assert worker.restore(PROMPT) == (["warm"] * 6, keys)
+    assert worker.restore(PROMPT) == (["hot"] * 6, keys)
+    assert not list(tmp_path.glob("*damaged*"))
+    stats = store.stats()
+    assert stats["hot"]["nodes"] == stats["warm"]["nodes"] == 6
+    assert stats["counters"]["tokens_matched_warm"] == stats["counters"]["tokens_matched_hot"] == len(PROMPT)
+    [namespace] = stats["namespaces"]
+    assert namespace["nodes"] == 6
+    assert namespace["description"] == DESCRIPTION
+
+
+def test_files_are_for_their_owner_only(tmp_path: Path, start_store: StartStore) -> None:
+    start_store(tmp_path / "cache").greet()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [tmp_path / "cache", *(tmp_path / "cache").iterdir()])
+
+
+def test_what_a_dead_worker_held_is_free(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+    store = start_store(tmp_path)
+    worker = start_worker(store)
+    worker.save(PROMPT)
+    lookup = worker.client.lookup(worker.namespace, to_le(PROMPT), 1000, exact=False)
+    assert lookup.wait_plan(5)
+    worker.client.reserve([100_000])
+    stats = store.stats()
+    assert stats["hot"]["leased"] == 6
+    assert stats["hot"]["bytes"] > 100_000
+    worker.client.close()
+    wait_until(lambda: store.stats()["hot"]["leased"] == 0)
+    wait_until(lambda: store.stats()["hot"]["bytes"] == 6 * 4096)
+
+
+def test_a_worker_goes_on_when_the_store_dies(
+    tmp_path: Path, start_store: StartStore, start_worker: StartWorker
+) -> None:
+    store = start_store(tmp_path)
+    worker = start_worker(store)
+    keys = worker.save(PROMPT)
+    store.flush()
+    updates = threading.Event()
+    lookup = worker.client.lookup(worker.namespace, to_le(PROMPT), 1000, exact=False, on_update=updates.set)
+    assert lookup.wait_plan(5)
+    block = lookup.wait_block(0, 5)
+    [slot] = worker.client.reserve([4096])
+    updates.clear()
+    store.kill()
+    assert updates.wait(5)
+    assert lookup.state(0) == "lost"
+    assert lookup.wait_block(0, 5) is None
+    assert block is not None
+    assert bytes(block) == payload_of(keys[0], 3000)[:3000]  # the memory outlives the store
+    slot.view[:] = b"x" * 4096
+    node = NewNode(keys[-2], to_le([1]), 5 * 64, slot.offset, 4096, True, 0.1, "prompt", "")
+    begin = time.monotonic()
+    assert not worker.client.connected
+    worker.client.commit(worker.namespace, [node])
+    worker.client.abandon([slot])
+    assert worker.client.reserve([1]) == []
+    assert worker.client.lookup(worker.namespace, to_le(PROMPT), 1000, exact=False).wait_plan(5) is None
+    assert worker.client.file_hash(1, 2, 3, 4) == ""
+    worker.client.remember_file_hash(1, 2, 3, 4, "ab")
+    lookup.release()
+    assert time.monotonic() - begin < 1
+
+    store = start_store(tmp_path)
+    worker.client.attach(store.adopt())
+    wait_until(lambda: worker.client.connected)
+    [other] = worker.client.reserve([4096])
+    worker.client.commit(worker.namespace, [node])  # its slot was the dead store's
+    worker.client.abandon([slot])
+    assert worker.restore(PROMPT) == (["warm"] * 6, keys)
+    other.view[:] = payload_of(block_key(keys[-2], to_le([1])), 4096)[:4096]
+    again = msgspec.structs.replace(node, offset=other.offset)
+    worker.client.commit(worker.namespace, [again])
+    assert len(worker.restore([*PROMPT[:320], 1])[0]) == 6
+
+
+def test_a_late_answer_gives_its_slots_back(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+    store = start_store(tmp_path)
+    worker = start_worker(store)
+    store.process.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    assert worker.client.reserve([4096], timeout=0.1) == []
+    assert time.monotonic() - begin < 0.5
+    store.process.send_signal(signal.SIGCONT)
+    assert worker.client.open_namespace(DESCRIPTION, 5)
+    wait_until(lambda: store.stats()["hot"]["bytes"] == 0)
+
+
+def test_a_stopped_worker_does_not_stop_the_store(
+    tmp_path: Path, start_store: StartStore, start_worker: StartWorker
+) -> None:
+    store = start_store(tmp_path)
+    worker = start_worker(store)
+    worker.save(PROMPT)
+    silent = store.adopt()  # sends, and never reads
+    silent.setblocking(False)
+    request = encode(frames.Match(1, worker.namespace, to_le(PROMPT), 1000, False, True)) * 100
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            silent.send(request)
+    for _ in range(20):
+        assert len(worker.restore(PROMPT)[0]) == 6
+    silent.close()
+    wait_until(lambda: store.stats()["hot"]["leased"] == 0, 20)
+
+
+def test_flush_writes_tails_too(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+    store = start_store(tmp_path, "--tail-delay", "60")
+    worker = start_worker(store)
+    worker.save(PROMPT)
+    worker.client.lookup(worker.namespace, to_le(PROMPT), 1000, exact=False).wait_plan(5)
+    wait_until(lambda: store.stats()["queue"]["nodes"] == 1)
+    assert store.flush() == 0
+    store.kill()
+    store = start_store(tmp_path)
+    assert store.stats()["warm"]["nodes"] == 6
+    worker.attach(store)
+    assert worker.restore(PROMPT)[0] == ["warm"] * 6
+
+
+def test_purge_and_listing(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+    store = start_store(tmp_path)
+    worker = start_worker(store)
+    worker.save(PROMPT)
+    worker.save([1, *PROMPT])
+    store.flush()
+    listed = store.ask(frames.ListPrefixes(1, 10))
+    assert listed.total == 12
+    assert [info.tokens for info in listed.prefixes] == [len(PROMPT) + 1, len(PROMPT)]
+    purged = store.ask(frames.Purge(2, prefix=listed.prefixes[0].id))
+    assert (purged.nodes, purged.error) == (6, "")
+    assert "no prefix" in store.ask(frames.Purge(2, prefix=listed.prefixes[0].id)).error
+    assert worker.restore([1, *PROMPT]) == ([], [])
+    assert len(worker.restore(PROMPT)[0]) == 6
+    assert store.ask(frames.Purge(2, all=True)).nodes == 6
+    stats = store.stats()
+    assert stats["hot"]["nodes"] == stats["warm"]["nodes"] == 0
+
+
+class TestRefusals:
+    def test_in_use(self, tmp_path: Path, start_store: StartStore) -> None:
+        first = start_store(tmp_path)
+        first.greet()
+        code, said = start_store(tmp_path).stop()
+        assert code == 6
+        assert f"in use by another homeprefixd (process {first.process.pid})" in said
+        assert "Traceback" not in said
+        assert first.stats()["warm"]["state"] == "ok"
+
+    def test_no_directory(self, tmp_path: Path, start_store: StartStore) -> None:
+        (tmp_path / "file").touch()
+        code, said = start_store(tmp_path / "file" / "cache").stop()
+        assert code == 6
+        assert str(tmp_path / "file") in said
+        assert "Traceback" not in said
+
+
+class TestAdminClient:
+    def test_a_closed_store(self, tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+        store = start_store(tmp_path)
+        start_worker(store).save(PROMPT)
+        assert store.stop()[0] == 0
+        with AdminClient.start(tmp_path) as admin:
+            assert admin.stats()["warm"]["nodes"] == 6
+            [info] = admin.prefixes().prefixes
+            assert admin.purge(prefix=info.id).nodes == 6
+            assert admin.flush() == 0
+        with AdminClient.start(tmp_path) as admin:
+            assert admin.prefixes().prefixes == []
+
+    def test_refusals(self, tmp_path: Path, start_store: StartStore) -> None:
+        with pytest.raises(StoreError, match="no store here"):
+            AdminClient.start(tmp_path / "cache")
+        assert not (tmp_path / "cache").exists()
+        AdminClient.start(tmp_path / "cache", create=True).close()
+        assert (tmp_path / "cache" / "data.mdb").exists()
+        start_store(tmp_path / "cache").greet()
+        with pytest.raises(StoreError, match="in use"):
+            AdminClient.start(tmp_path / "cache")
+
+
+class TestDamage:
+    @pytest.fixture
+    def stored(self, tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> Path:
+        store = start_store(tmp_path)
+        start_worker(store).save(PROMPT, size=400_000)
+        assert store.stop()[0] == 0
+        return tmp_path
+
+    def test_a_flipped_byte(self, stored: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+        env = lmdb.open(str(stored), max_dbs=8)
+        payloads = env.open_db(b"payloads")
+        keys = [block_key(b"", b"")]
+        with env.begin(write=True) as txn:
+            keys = [bytes(key) for key, _value in txn.cursor(payloads) if key.endswith(b"\0\1")]
+            piece = bytearray(txn.get(keys[0], db=payloads))
+            piece[50_000] ^= 1
+            txn.put(keys[0], bytes(piece), db=payloads)
+        env.close()
+        store = start_store(stored)
+        worker = start_worker(store)
+        _tiers, found = worker.restore(PROMPT)
+        assert len(found) < 6
+        wait_until(lambda: store.stats()["warm"]["nodes"] == len(found))
+        assert store.stats()["counters"]["damaged"] == 1
+        worker.save(PROMPT, size=400_000)
+        assert len(worker.restore(PROMPT)[0]) == 6
+        code, said = store.stop()
+        assert code == 0
+        assert said.count("damaged") == 1
+
+    @pytest.mark.parametrize("left_open", [True, False], ids=["crashed", "clean"])
+    def test_a_truncated_file(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker, left_open: bool
+    ) -> None:
+        size = (stored / "data.mdb").stat().st_size
+        os.truncate(stored / "data.mdb", size // 2 // 4096 * 4096)
+        if left_open:
+            (stored / "opened").touch()
+        store = start_store(stored)
+        if not left_open:  # it may die of SIGBUS once, while it reads
+            try:
+                worker = start_worker(store)
+                worker.restore(PROMPT)
+                store.stats()
+            except (ConnectionError, AssertionError):
+                pass
+            store.kill()
+            store = start_store(stored)
+        worker = start_worker(store)
+        assert worker.restore(PROMPT) == ([], [])
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        assert len(list(stored.glob("data.mdb.damaged-*"))) == 1
+        code, said = store.stop()
+        assert code == 0
+        assert "set aside" in said
+
+    @pytest.mark.parametrize("content", [b"this is not a database" * 1000, b"\0" * 8192], ids=["text", "zeros"])
+    def test_something_else(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker, content: bytes
+    ) -> None:
+        (stored / "data.mdb").write_bytes(content)
+        store = start_store(stored)
+        worker = start_worker(store)
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        assert store.stop()[0] == 0
+        assert [path.read_bytes() for path in stored.glob("data.mdb.damaged-*")] == [content]
+
+    def test_another_format(self, stored: Path, start_store: StartStore) -> None:
+        env = lmdb.open(str(stored), max_dbs=8)
+        with env.begin(write=True) as txn:
+            txn.put(b"format", b"999", db=env.open_db(b"meta", txn=txn))
+        env.close()
+        store = start_store(stored)
+        assert store.stats()["warm"]["nodes"] == 0
+        assert "format is 999" in store.stop()[1]
+
+    def test_a_healthy_file_of_a_crashed_store_is_kept(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        store = start_store(stored)
+        store.greet()
+        store.kill()
+        assert (stored / "opened").exists()
+        store = start_store(stored)
+        assert len(start_worker(store).restore(PROMPT)[0]) == 6
+        assert store.stop() == (0, "")
+        assert not (stored / "opened").exists()
+
+
+@pytest.mark.parametrize("warm", [8 * MIB, 1024 * MIB], ids=["evicting", "ample"])
+def test_sigkill_while_it_writes(tmp_path: Path, start_store: StartStore, warm: int) -> None:
+    """At random moments of saving, evicting and loading: nothing wrong is served, and what was flushed is there."""
+    choose = random.Random(5)
+    flushed: list[list[int]] = []
+    flags = ("--write-queue", str(64 * MIB))
+    for moment in range(8):
+        store = start_store(tmp_path, *flags, hot=6 * MIB, warm=warm)
+        worker = Worker(store)
+        for tokens in flushed[-2:]:
+            tiers, _keys = worker.restore(tokens)
+            assert tiers == ["warm"] * 4 or warm == 8 * MIB, f"moment {moment}: what was flushed is gone"
+        killer = threading.Timer(choose.uniform(0.01, 0.4), store.kill)
+        killer.start()
+        number = moment * 1000
+        while worker.client.connected:
+            number += 1
+            tokens = [number, *PROMPT[:200]]
+            saved = worker.save(tokens, size=choose.randrange(1000, 300_000))
+            worker.restore([choose.randrange(moment * 1000, number + 1), *PROMPT[:200]])
+            if choose.random() < 0.3:
+                with contextlib.suppress(ConnectionError):
+                    sure = store.flush() == 0 and store.stats()["counters"]["dropped_nodes"] == 0
+                    if sure and len(saved) == 4:
+                        flushed.append(tokens)
+        killer.join()
+        worker.client.close()
+        store.channel.close()
+    assert flushed
+    assert not list(tmp_path.glob("*damaged*"))
+    store = start_store(tmp_path, *flags, hot=6 * MIB, warm=warm)
+    assert store.stats()["warm"]["bytes"] <= warm
+    assert store.stop() == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="needs root, to mount a small tmpfs")
+def test_a_full_disk(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=False)
+    if mounted.returncode:
+        pytest.skip("mount is not permitted here")
+    try:
+        store = start_store(disk / "cache", hot=32 * MIB, warm=256 * MIB)
+        worker = start_worker(store)
+        long = list(range(30 * 64))
+        worker.save(PROMPT, size=200_000)
+        assert store.flush() == 0
+        keys = worker.save(long, size=400_000)
+        assert store.flush() > 0
+        stats = store.stats()
+        assert stats["warm"]["state"] == "full"
+        assert stats["warm"]["reason"]
+        assert stats["counters"]["errors"] > 0
+        assert worker.restore(long) == (["hot"] * 30, keys)
+        purged = store.ask(frames.Purge(1, all=True))
+        assert (purged.nodes, purged.error) == (36, "")
+        worker.save(PROMPT, size=200_000)
+        assert store.flush() == 0
+        assert store.stats()["warm"]["state"] == "ok"
+        assert store.stop()[0] == 0
+        store = start_store(disk / "cache")
+        worker.attach(store)
+        assert worker.restore(PROMPT)[0] == ["warm"] * 6
+        worker.save(long, size=400_000)
+        code, said = store.stop()
+        assert code == 0
+        assert "could not be written" in said
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_client_without_a_store() -> None:
+    client = StoreClient()
+    assert client.open_namespace(DESCRIPTION, 0.01) is None
+    lookup = client.lookup(b"n" * 32, to_le(PROMPT), 10, exact=False)
+    assert lookup.wait_plan(0.01) is None
+    assert lookup.state(0) == "lost"
+    lookup.release()
+    assert client.reserve([1]) == []
+    client.close()
