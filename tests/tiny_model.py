@@ -9,6 +9,7 @@ are listed here. Tokenizer and chat template come from an existing GGUF. The sam
 from __future__ import annotations
 
 import ctypes
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -74,7 +75,8 @@ def make(arch: str, tokenizer: Path, out: Path, *, seed: int = 0, context_length
         saved = Path(folder) / "saved.gguf"
         C.llama_model_save_to_file(model, str(saved).encode())
         C.llama_model_free(model)
-        _add_template(arch, saved, tokenizer, out)
+        _add_template(arch, saved, tokenizer, whole := Path(folder) / "whole.gguf")
+        shutil.move(whole, out)  # so that there is a whole one or none
     return out
 
 
@@ -83,7 +85,8 @@ def _add_template(arch: str, saved: Path, tokenizer: Path, out: Path) -> None:
     template = gguf.GGUFReader(str(tokenizer)).fields.get("tokenizer.chat_template")
     reader, writer = gguf.GGUFReader(str(saved)), gguf.GGUFWriter(str(out), arch)
     for field in reader.fields.values():
-        if not field.name.startswith(("GGUF.", "general.architecture")):
+        empty = field.types[0] == gguf.GGUFValueType.ARRAY and not len(field.data)  # the writer refuses those
+        if not empty and not field.name.startswith(("GGUF.", "general.architecture")):
             _copy(field, writer)
     if template is not None:
         _copy(template, writer)

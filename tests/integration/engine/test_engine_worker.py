@@ -143,6 +143,7 @@ def connect(worker: Child, store: Child) -> None:
 
 def ask(worker: Child, rid: str, prompt: Any, max_tokens: int = 12, stream: bool = False) -> Finished:
     messages = prompt if isinstance(prompt[0], Message) else None
+
     worker.channel.send(
         Generate(
             rid=rid,
@@ -188,7 +189,7 @@ def test_a_worker_from_first_frame_to_stop(start: Start, demo_model: Path) -> No
 
 
 def test_two_workers_share_prefixes_through_the_real_store(start: Start, store: Child, demo_model: Path) -> None:
-    prompt = list(range(1000, 1300))
+    prompt = "The house has three floors, and every room has a lamp. " * 25
     first = start(demo_model)
     first.wait(Ready)
     connect(first, store)
@@ -196,10 +197,11 @@ def test_two_workers_share_prefixes_through_the_real_store(start: Start, store: 
     cold = ask(first, "cold", prompt)
     deadline = time.time() + 20
     hot = ask(first, "hot0", prompt)
-    while hot.timings.cache_n != 299 and time.time() < deadline:  # the hash may have come after `cold`
+    n = cold.timings.total_prompt_n
+    while hot.timings.cache_n != n - 1 and time.time() < deadline:  # the hash may have come after `cold`
         hot = ask(first, f"hot{time.time()}", prompt)
-    assert hot.timings.cache_n == 299
-    assert hot.timings.cache_tiers == {"hot": 299}
+    assert hot.timings.cache_n == n - 1
+    assert hot.timings.cache_tiers == {"hot": n - 1}
     first.process.kill()
     first.exit()
     second = start(demo_model)
@@ -207,13 +209,15 @@ def test_two_workers_share_prefixes_through_the_real_store(start: Start, store: 
     connect(second, store)
     second.wait(NamespaceKnown)
     warm = ask(second, "warm", prompt)
-    assert warm.timings.cache_n == 299
+    assert warm.timings.cache_n == n - 1
+    assert warm.timings.logits_sha256 == hot.timings.logits_sha256  # the same calls on the same state
     assert cold.text == hot.text == warm.text
     # The store dies: nobody is told, requests compute, and text is the same.
     store.process.kill()
     store.exit()
     alone = ask(second, "alone", prompt)
     assert alone.timings.cache_n == 0
+    assert alone.timings.logits_sha256 == cold.timings.logits_sha256
     assert alone.text == cold.text
     assert second.process.poll() is None
 
