@@ -10,6 +10,10 @@ from typing import Literal
 
 import msgspec
 
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+KV_TYPES_WITHOUT_FLASH = ("f16", "bf16", "f32")
+"""Types of K and V that llama.cpp can use without flash attention."""
+
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HTTP."""
@@ -30,9 +34,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool: int = 0  # cells in all; 0: from parallel, ctx and memory
     parallel: int = 4  # sequences that may run at once
     threads: int = 0  # 0: physical cores
-    batch: int = 512  # longest prefill call, in tokens, a multiple of 64
+    batch: int = 256  # longest prefill call, in tokens, a multiple of 64
     kv_type: str = "f16"
-    flash_attention: bool = True
+    flash_attention: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU, and for quantised K and V
     gpu_layers: int = 0
     chat_template: str = ""  # path of a jinja template, or its text; "": the model's own
     template_timeout: float = 2.0  # seconds

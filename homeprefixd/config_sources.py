@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .config import Config
+from .config import KV_TYPES, KV_TYPES_WITHOUT_FLASH, Config
 from .errors import ConfigError
 
 PREFIX = "HOMEPREFIXD_"
@@ -36,9 +36,6 @@ OTHER_VARIABLES: Mapping[str, str] = {
 NO_MODEL = "none"
 """`model.path` of a daemon without a model."""
 
-KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
-KV_TYPES_WITHOUT_FLASH = ("f16", "bf16", "f32")
-
 _SIZES = frozenset({"server.max_body", "cache.hot", "cache.warm", "cache.write_queue"})
 _AUTOMATIC = frozenset({"model.ctx", "model.pool", "model.threads", "cache.hot", "cache.warm", "cache.write_queue"})
 _UNITS = {
@@ -48,7 +45,6 @@ _UNITS = {
 } | {"": 1, "b": 1}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
-_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class Key:
 
     section: str
     name: str
-    kind: Literal["str", "int", "float", "bool", "size", "choice"]
+    kind: Literal["str", "int", "float", "size", "choice"]
     default: Any
     choices: tuple[str, ...] = ()
 
@@ -328,22 +324,12 @@ def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> A
         case "choice":
             near = _near(value, key.choices) if isinstance(value, str) else ""
             return value if value in key.choices else _refuse(origin, key.path, value, ", ".join(key.choices) + near)
-        case "bool":
-            return _boolean(key, value, origin)
         case "int":
             return _whole(key, value, origin)
         case "float":
             return _real(key, value, origin)
         case "size":
             return _size(key, value, origin, percent)
-
-
-def _boolean(key: Key, value: Any, origin: Origin) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and origin.kind != "file" and value.strip().lower() in _WORDS:
-        return _WORDS[value.strip().lower()]
-    _refuse(origin, key.path, value, "true or false")
 
 
 def _whole(key: Key, value: Any, origin: Origin) -> int:
@@ -456,10 +442,10 @@ def _check(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
     for path, (holds, allowed) in _CHECKS.items():
         if not holds(values[path]):
             _refuse(origins[path], path, values[path], allowed)
-    if values["model.kv_type"] not in KV_TYPES_WITHOUT_FLASH and not values["model.flash_attention"]:
+    if values["model.kv_type"] not in KV_TYPES_WITHOUT_FLASH and values["model.flash_attention"] == "off":
         raise ConfigError(
             f"{origins['model.kv_type']}: model.kv_type {values['model.kv_type']!r} needs flash attention, which is off"
-            f" by {origins['model.flash_attention']}; set model.flash_attention = true, or one of"
+            f" by {origins['model.flash_attention']}; set model.flash_attention = 'on', or one of"
             f" {', '.join(KV_TYPES_WITHOUT_FLASH)}",
             param="model.kv_type",
         )

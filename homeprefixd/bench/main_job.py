@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from .household import household_messages
 from .server import Server, homeprefixd, llama_server
@@ -132,7 +132,8 @@ class MainJob:
             tiers = [a.timings.get("cache_tiers", {}).get(name, 0) for a in answers]
             per_token = server_bytes_per_token(answers)
             rates = [a.timings["cache_n"] * per_token / a.timings["restore_ms"] / 1e6 for a in answers]
-            note = f"{median(tiers):.0f} tokens from {name} in {median(a.timings['restore_ms'] for a in answers):.1f} ms"
+            restored = median(a.timings["restore_ms"] for a in answers)
+            note = f"{median(tiers):.0f} tokens from {name} in {restored:.1f} ms"
             self.report(f"{name} tier to context, GB/s", median(rates), bar, False, note)
 
     def saving(self) -> None:

@@ -130,11 +130,11 @@ def test_auto_is_zero(load: Load, path: str) -> None:
     assert loaded.origins[path].kind == "file"
 
 
-def test_booleans_and_choices_from_text(load: Load) -> None:
+def test_choices_from_text(load: Load) -> None:
     config = load(
         environ={"HOMEPREFIXD_MODEL_FLASH_ATTENTION": "off", "HOMEPREFIXD_CACHE_REUSE": "exact"}, log__level="debug"
     ).config
-    assert config.model.flash_attention is False
+    assert config.model.flash_attention == "off"
     assert config.cache.reuse == "exact"
     assert config.log.level == "debug"
 
@@ -219,7 +219,7 @@ def test_cache_directory() -> None:
         ("[server]\ngrace = nan", 2, ["server.grace", "a number of seconds"]),
         ("[server]\ngrace = -1", 2, ["server.grace", "0 to 3600"]),
         ("[model]\npath = 3", 2, ["model.path", "text"]),
-        ("[model]\nflash_attention = 1", 2, ["model.flash_attention", "true or false"]),
+        ("[model]\nflash_attention = 1", 2, ["model.flash_attention", "auto, on, off"]),
         ("[model]\nkv_type = 'q8'", 2, ["model.kv_type", "'q8'", "q8_0, q4_0"]),
         ("[model]\nbatch = 100", 2, ["model.batch", "a multiple of 64"]),
         ("[model]\nbatch = 96", 2, ["model.batch", "a multiple of 64"]),
@@ -263,7 +263,7 @@ def test_broken_toml_and_broken_text(load: Load, tmp_path: Path) -> None:
         ("HOMEPREFIXD_PORT", "1", ["there is no such variable"]),
         ("HOMEPREFIXD_SERVER_PORT", "eighty", ["server.port", "'eighty'", "a whole number"]),
         ("HOMEPREFIXD_SERVER_PORT", "", ["server.port", "a whole number"]),
-        ("HOMEPREFIXD_MODEL_FLASH_ATTENTION", "maybe", ["true or false"]),
+        ("HOMEPREFIXD_MODEL_FLASH_ATTENTION", "maybe", ["auto, on, off"]),
         ("HOMEPREFIXD_CACHE_TAIL_DELAY", "1s", ["cache.tail_delay", "'1s'", "seconds"]),
         ("HOMEPREFIXD_LOG_LEVEL", "warn", ["did you mean warning?"]),
     ],
@@ -289,8 +289,8 @@ def test_port_zero_is_any_free_port(load: Load) -> None:
 
 def test_quantised_kv_needs_flash_attention(load: Load) -> None:
     assert load(model__kv_type="q8_0").config.model.kv_type == "q8_0"
-    assert load("[model]\nflash_attention = false\nkv_type = 'f32'\n").config.model.kv_type == "f32"
-    message = refused(load, "[model]\nflash_attention = false\n", None, model__kv_type="q8_0")
+    assert load("[model]\nflash_attention = 'off'\nkv_type = 'f32'\n").config.model.kv_type == "f32"
+    message = refused(load, "[model]\nflash_attention = 'off'\n", None, model__kv_type="q8_0")
     assert message.startswith("--kv_type: model.kv_type 'q8_0' needs flash attention, which is off by")
     assert "config.toml:2" in message
 
