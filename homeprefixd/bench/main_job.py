@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -18,11 +18,14 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
+from ..errors import ConfigError
 from .household import household_messages
+from .many_nodes import fill
 from .server import Server, homeprefixd, llama_server
 from .stream import Answer, ask
 
 PREFIX_TOKENS = 2200
+NODES = 100_000
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,20 @@ def body(number: int, *, seed: int = 0, max_tokens: int = 8, **more: Any) -> dic
 class MainJob:
     """Runs the scenarios one after another; `say` gets a line of progress before each."""
 
-    def __init__(self, model: str, threads: int, peer: str | None, pairs: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        model: str,
+        threads: int,
+        *,
+        peer: str | None,
+        peer_flags: Sequence[str],
+        pairs: int,
+        only: Sequence[str] = (),
+        say: Callable[[str], None],
+    ) -> None:
         self.model = model
+        self.peer_flags = list(peer_flags)
+        self.only = tuple(only)
         self.threads = threads
         self.peer_binary = peer
         self.pairs = pairs
@@ -71,12 +86,15 @@ class MainJob:
         if self.peer_binary is None:
             return None
         flags = ["--threads", str(self.threads), "--ctx-size", "4096", "--parallel", "1", "--no-webui"]
-        return llama_server(self.peer_binary, self.model, *flags)
+        return llama_server(self.peer_binary, self.model, *flags, *self.peer_flags)
 
     def run(self) -> list[Row]:
         """All scenarios; leaves no process and no file behind."""
+        scenarios = {s.__name__: s for s in (self.reuse, self.saving, self.decode, self.conversations, self.footprint)}
+        if unknown := [name for name in self.only if name not in scenarios]:
+            raise ConfigError(f"There is no scenario {unknown[0]!r}: there are {', '.join(scenarios)}.")
         try:
-            for scenario in (self.reuse, self.saving, self.decode, self.conversations):
+            for scenario in [scenarios[name] for name in self.only or scenarios]:
                 self.say(f"{scenario.__name__}: {(scenario.__doc__ or '').splitlines()[0]}")
                 scenario()
             return self.rows
@@ -98,6 +116,7 @@ class MainJob:
         """cold, hot, after a restart, and the peer's RAM hit"""
         server, peer = self.ours("reuse"), self.peer()
         with _running(server, peer):
+            per_token = kv_bytes_per_token(server)
             cold = [ask(server.url, body(next(self.numbers), seed=seed)).ttft for seed in (101, 102, 0)]
             if peer:
                 ask(peer.url, body(next(self.numbers)))
@@ -130,7 +149,6 @@ class MainJob:
             self.left_out("TTFT hot / llama-server's RAM hit", "no --llama-server")
         for name, answers, bar in (("hot", hot, 3.0), ("warm", restarted, 1.0)):
             tiers = [a.timings.get("cache_tiers", {}).get(name, 0) for a in answers]
-            per_token = server_bytes_per_token(answers)
             rates = [a.timings["cache_n"] * per_token / a.timings["restore_ms"] / 1e6 for a in answers]
             restored = median(a.timings["restore_ms"] for a in answers)
             note = f"{median(tiers):.0f} tokens from {name} in {restored:.1f} ms"
@@ -187,21 +205,36 @@ class MainJob:
         payload = stats["warm"]["payload_bytes"]
         total = sum(p["tokens"] for p in prefixes)
         own = sum(p["own_tokens"] for p in prefixes)
-        note = f"{used / 1e6:.1f} MB for {payload / 1e6:.1f} MB of encoded nodes; {total} tokens in {len(prefixes)} paths"
-        note += f", {own} of them unshared; prompt {last.usage['prompt_tokens'] if last else 0}"
+        note = f"{used / 1e6:.1f} MB for {payload / 1e6:.1f} MB of encoded nodes; {total} tokens in {len(prefixes)}"
+        note += f" paths, {own} of them unshared; prompt {last.usage['prompt_tokens'] if last else 0}"
         self.report("warm bytes / compressed size of distinct nodes", used / payload, 1.1, True, note)
 
-    def idle_processes(self, server: Server) -> dict[str, int]:
-        """RssAnon in bytes of the daemon and of its children, by command."""
-        if server.process is None:
-            return {}
-        parent = psutil.Process(server.process.pid)
-        return {" ".join(p.cmdline()[-8:]): rss_anon(p.pid) for p in [parent, *parent.children()]}
+    def footprint(self) -> None:
+        """daemon and store with 100,000 nodes and no model"""
+        fill(self.directory / "footprint", NODES)
+        ready, daemon, store = [], 0, 0
+        for _ in range(3):
+            flags = ["--model", "none", "--hot", "1GiB", "--warm", "4GiB"]
+            server = homeprefixd(self.directory / "footprint", *flags)
+            ready.append(server.start())
+            try:
+                server.get("/cache/stats")
+                server.get("/cache/prefixes")
+                if server.process is not None:
+                    daemon = max(daemon, rss_anon(server.process.pid))
+                    children = psutil.Process(server.process.pid).children()
+                    store = max(store, *(rss_anon(child.pid) for child in children))
+            finally:
+                server.stop()
+        note = f"{NODES} nodes, after listing prefixes"
+        self.report("daemon RssAnon, MB", daemon / 1e6, 60, True, note)
+        self.report("store RssAnon, MB", store / 1e6, 60, True, note)
+        self.report("ready, s", median(ready), 1.0, True, "median of 3 starts; /health polled each 20 ms")
 
 
-def server_bytes_per_token(answers: list[Answer]) -> float:
+def kv_bytes_per_token(server: Server) -> float:
     """Bytes of KV state per token, as the daemon reports them."""
-    return float(answers[0].timings["kv_bytes_per_token"])
+    return float(server.get("/cache/stats")["daemon"]["workers"][0]["kv_bytes_per_token"])
 
 
 def rss_anon(pid: int) -> int:

@@ -15,6 +15,7 @@ import click
 
 from .. import __version__
 from ..errors import HomeprefixdError
+from .bench import bench
 from .cache import ls, purge, stats
 from .config import config
 from .demo import demo
@@ -57,7 +58,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (serve, demo, stats, ls, purge, config):
+for _command in (serve, demo, stats, ls, purge, config, bench):
     cli.add_command(_command)
 
 

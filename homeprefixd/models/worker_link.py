@@ -250,6 +250,9 @@ class WorkerLink:
             "steps": beat.steps if beat else 0,
             "step_age": round(beat.step_age, 3) if beat else 0.0,
             "counters": dict(beat.counters) if beat else {},
+            "kv_bytes_per_token": self.info.kv_bytes_per_token if self.info else 0.0,
+            "cache_mode": self.info.cache_mode if self.info else "",
+            "cache_reason": self.info.cache_reason if self.info else "",
         }
 
     # ------------------------------------------------------------------------------------------------- requests
