@@ -22,6 +22,16 @@ def worker_command(log_level: str) -> Callable[[int], list[str]]:
     return lambda fd: module_command("homeprefixd.engine.worker", "--fd", str(fd), "--log-level", log_level)
 
 
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ`, and huge pages for large allocations where the kernel gives them to those who ask.
+
+    Without flash attention V lies transposed: a block is scattered over one row per dimension, and with 4 KiB pages
+    each row misses the TLB. Restoring is a third faster so (measured: 2.1 -> 2.8 GB/s). glibc >= 2.35; else ignored.
+    """
+    tunables = [text for text in (environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1") if text]
+    return {**environ, "GLIBC_TUNABLES": ":".join(tunables)}
+
+
 def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int) -> LoadModel:
     """What the worker is told to load. `memory`: bytes that the pool of cells may take."""
     model, cache = config.model, config.cache
@@ -78,7 +88,13 @@ class Pool:
         self._draining = False
         self._links = {
             spec.alias: WorkerLink(
-                load(spec), command, environ, store, limits=limits, backoff=backoff(), changed=changed
+                load(spec),
+                command,
+                worker_environment(environ),
+                store,
+                limits=limits,
+                backoff=backoff(),
+                changed=changed,
             )
             for spec in catalog.specs
         }
