@@ -278,10 +278,13 @@ class Batch:
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise ValueError(f"a batch of {n} tokens where 1 to {self.capacity} fit")
-        self._token[:n] = tokens
-        self._pos[:n] = positions
-        self._seq_id[:n] = seqs
-        self._output[:n] = 1
+        if n == 1:  # one stream: an item is set ten times faster than a slice
+            self._token[0], self._pos[0], self._seq_id[0], self._output[0] = tokens[0], positions[0], seqs[0], 1
+        else:
+            self._token[:n] = tokens
+            self._pos[:n] = positions
+            self._seq_id[:n] = seqs
+            self._output[:n] = 1
         self.raw.n_tokens = n
 
 
