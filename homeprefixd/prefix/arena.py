@@ -64,6 +64,11 @@ class Arena:
             log.debug("the arena is still in use; it goes with its last view")
         os.close(self.descriptor)
 
+    @property
+    def fragments(self) -> int:
+        """Free extents: 1 while all that is free lies together (and has memory, or has none)."""
+        return len(self._starts)
+
     def view(self, offset: int, size: int) -> memoryview:
         """Writable bytes [offset, offset + size)."""
         return self._memory[offset : offset + size]

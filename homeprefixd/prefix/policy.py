@@ -25,7 +25,7 @@ class Rank(NamedTuple):
 
 
 class Policy(Protocol):
-    """Ranks nodes. A parent never ranks below its child: it was used whenever the child was."""
+    """Ranks nodes. Whatever the ranks, tiers let leaves go before their parents."""
 
     def rank(self, *, last_use: float, end: int, size: int, cost: float, hits: int) -> Rank:
         """`last_use` in Unix seconds, `end` in tokens from the prompt's start, `size` in bytes, `cost` in seconds."""

@@ -10,6 +10,7 @@ written and the process ends with status 0. Status 6: the directory cannot be us
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import secrets
 import signal
@@ -111,6 +112,7 @@ class Connection:
         """`owner`: it is the daemon's own, and may hand over others."""
         # a client that is stuck must not stop the threads that serve others
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+        self._sock = sock
         self._channel: Channel[ToStore] = Channel(sock, ToStore)
         self._service = service
         self._cache = service.cache
@@ -138,8 +140,9 @@ class Connection:
             self._session.close()
 
     def end(self) -> None:
-        """Have `serve` return. From any thread."""
-        self._channel.close()
+        """Have `serve` return once it has answered what was sent until now. From any thread."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)
 
     def _answer(self, frame: ToStore) -> None:
         match frame:

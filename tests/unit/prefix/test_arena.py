@@ -63,6 +63,17 @@ def test_no_room_is_none(arena: Arena) -> None:
     assert arena.allocate(1) is None
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_free_neighbours_become_one(arena: Arena, order: tuple[int, ...]) -> None:
+    offsets = [arena.allocate(SIZE // 4) for _ in range(4)]
+    for number in order:
+        offset = offsets[number]
+        assert offset is not None
+        arena.free(offset, SIZE // 4, 1.0)
+    assert arena.fragments == 1
+    assert arena.allocate(3 * SIZE // 4) == 0
+
+
 def test_freed_memory_is_used_first(arena: Arena) -> None:
     first = arena.allocate(4 * PAGE)
     second = arena.allocate(4 * PAGE)

@@ -104,6 +104,9 @@ def test_blocks_that_cannot_be_reached_are_refused(house: House) -> None:
     assert house.cache.arena.used == 0
     assert commit(house.namespace, to_le(range(10)), 0) == 1
     assert commit(block_key(house.namespace, to_le(range(10))), block, 10) == 1  # below a tail
+    [whole] = house.save(list(range(500, 564)))
+    assert commit(whole, block, 128) == 2  # not where its parent ends
+    assert commit(whole, block, 64) == 3
 
 
 def test_a_longer_tail_supersedes_a_shorter_one_in_every_tier(house: House) -> None:
@@ -163,12 +166,26 @@ def test_hot_evicts_the_least_used_leaf_first(make: Callable[..., House]) -> Non
     house.cache.check_integrity()
 
 
+def test_a_parent_stays_while_a_child_is_hot(make: Callable[..., House]) -> None:
+    house = make(hot=4 * 4096)
+    house.save(PROMPT[:64])
+    house.save([1])
+    house.save(PROMPT[:192], skip=1)  # used later than its parent
+    house.cache.write(everything=True)
+    house.save([2])
+    assert house.cache.counters.evicted_hot == 1
+    assert tiers(house, PROMPT[:192]) == ["hot"] * 3
+    assert tiers(house, [1]) == ["warm"]
+
+
 def test_a_leased_slot_stays(make: Callable[..., House]) -> None:
     house = make(hot=4 * 4096)
     keys = house.save(PROMPT)
     house.cache.write(everything=True)
     lease = house.session.lookup(house.namespace, to_le(PROMPT), limit=1000)
     assert house.session.reserve([4096]) == []
+    assert house.known(PROMPT) == len(PROMPT)
+    assert len(house.cache.hot) == 4
     purge(house.cache, everything=True, now=house.now)
     assert house.known(PROMPT) == 0
     for node, key in zip(lease.plan, keys, strict=True):
@@ -216,6 +233,42 @@ def test_warm_keeps_its_budget_leaf_first(make: Callable[..., House]) -> None:
     assert tiers(house, [0, *PROMPT[:130]]) == ["warm"] * 3  # the one in use is still there
     assert tiers(house, [11, *PROMPT[:130]]) == ["warm"] * 3
     assert tiers(house, [1, *PROMPT[:130]]) == []
+
+
+def test_what_is_used_while_room_is_made_stays(make: Callable[..., House]) -> None:
+    house = make(warm=4 * MIB, hot=32 * MIB)
+    house.save([0] * 10, size=400_000)
+    house.cache.write(everything=True)
+    disk = house.cache.disk
+    assert disk is not None
+    really = disk.make_room
+
+    def make_room(*arguments: Any) -> None:
+        house.restore([0] * 10)
+        really(*arguments)
+
+    disk.make_room = make_room  # type: ignore[method-assign]
+    for number in range(1, 30):
+        house.save([number] * 10, size=400_000)
+        house.cache.write(everything=True)
+    assert house.cache.counters.evicted_warm > 0
+    house.reopen()
+    assert tiers(house, [0] * 10) == ["warm"]
+
+
+def test_a_block_whose_way_from_the_root_is_evicted_goes_too(make: Callable[..., House]) -> None:
+    house = make(warm=4 * MIB, hot=32 * MIB, write_queue=1)
+    house.save(PROMPT[:64], size=400_000)
+    house.reopen()
+    house.save([9])
+    house.save(PROMPT[:128], skip=1)  # the queue is full: it is hot only, and its parent warm only
+    assert len(house.cache.hot) == 2
+    for number in range(30):
+        house.save([number] * 64, size=400_000)
+        house.cache.write(everything=True)
+        house.cache.check_integrity()
+    assert house.known(PROMPT[:128]) == 0
+    assert house.cache.hot.table.has_children(house.namespace)
 
 
 def test_a_prompt_larger_than_the_budget_is_kept_as_far_as_it_goes(make: Callable[..., House]) -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -16,14 +17,16 @@ from pathlib import Path
 import lmdb
 import msgspec
 import pytest
-from prefix_testing import DESCRIPTION, MIB, Store, Worker, payload_of
+from prefix_testing import DESCRIPTION, MIB, House, Store, Worker, payload_of
 
 from homeprefixd import frames
-from homeprefixd.channel import encode
+from homeprefixd.channel import Channel, ChannelClosedError, encode
 from homeprefixd.errors import StoreError
 from homeprefixd.frames import NewNode
-from homeprefixd.prefix.blocks import block_key, to_le
+from homeprefixd.prefix.blocks import block_key, from_le, to_le
 from homeprefixd.prefix.client import AdminClient, StoreClient
+from homeprefixd.prefix.service import Connection, Service
+from homeprefixd.prefix.threads import Writer
 
 PROMPT = list(range(1000, 1000 + 5 * 64 + 10))
 StartStore = Callable[..., Store]
@@ -35,6 +38,12 @@ def wait_until(done: Callable[[], object], seconds: float = 10) -> None:
     while not done():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
+
+
+def stop(store: Store) -> None:
+    """Have the process stand still, until SIGCONT."""
+    store.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{store.process.pid}/stat").read_text().split()[2] == "T")
 
 
 def test_blocks_are_hot_then_warm(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
@@ -58,6 +67,21 @@ def test_blocks_are_hot_then_warm(tmp_path: Path, start_store: StartStore, start
     [namespace] = stats["namespaces"]
     assert namespace["nodes"] == 6
     assert namespace["description"] == DESCRIPTION
+
+
+def test_what_was_sent_before_the_end_is_kept(house: House) -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(Service(house.cache, Writer()), theirs, owner=False, name="test")
+    channel: Channel[frames.FromStore] = Channel(ours, frames.FromStore)
+    channel.send(frames.Reserve(1, [3000]))
+    channel.send(frames.Commit(house.namespace, [NewNode(house.namespace, b"1234", 0, 0, 9, True, 0.1, "prompt", "")]))
+    connection.end()
+    connection.serve()
+    assert house.known(from_le(b"1234")) == 1
+    assert channel.receive() == frames.Reserved(1, [0])
+    with pytest.raises(ChannelClosedError):
+        channel.receive()
+    channel.close()
 
 
 def test_files_are_for_their_owner_only(tmp_path: Path, start_store: StartStore) -> None:
@@ -128,7 +152,7 @@ def test_a_worker_goes_on_when_the_store_dies(
 def test_a_late_answer_gives_its_slots_back(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
     store = start_store(tmp_path)
     worker = start_worker(store)
-    store.process.send_signal(signal.SIGSTOP)
+    stop(store)
     begin = time.monotonic()
     assert worker.client.reserve([4096], timeout=0.1) == []
     assert time.monotonic() - begin < 0.5

@@ -1,0 +1,60 @@
+"""The store with 100,000 nodes: small and ready at once, whether it was stopped or killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from many_nodes import PATH_NODES, fill
+from prefix_testing import MIB, Store, Worker
+
+from homeprefixd import frames
+from homeprefixd.prefix.blocks import BLOCK_TOKENS, to_le
+
+NODES = 100_000
+BAR = 60_000_000  # bytes of RssAnon
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("many")
+    fill(directory, NODES)
+    return directory
+
+
+def test_small_and_ready_at_once(
+    directory: Path, start_store: Callable[..., Store], start_worker: Callable[[Store], Worker]
+) -> None:
+    store = start_store(directory, hot=64 * MIB, warm=4 << 30)
+    store.greet()
+    ready = time.monotonic() - store.began
+    assert store.stats()["warm"]["nodes"] >= NODES
+    assert store.rss_anon() < BAR / 2
+    assert len(store.ask(frames.ListPrefixes(1, 100)).prefixes) == 100
+    worker = start_worker(store)
+    tokens = [token for depth in range(PATH_NODES) for token in range(depth, depth + BLOCK_TOKENS)]
+    lookup = worker.client.lookup(worker.namespace, to_le(tokens), len(tokens), exact=False)
+    assert len(lookup.wait_plan(5) or ()) == PATH_NODES
+    for index in range(PATH_NODES):
+        assert lookup.wait_block(index, 5) == b"tiny"
+    lookup.release()
+    for number in range(100):  # written meanwhile, 30 MB
+        worker.save([number], size=300_000)
+    assert store.flush() == 0
+    assert store.rss_anon() < BAR
+    assert ready < 1
+    assert store.stop() == (0, "")
+
+
+def test_ready_soon_after_sigkill(directory: Path, start_store: Callable[..., Store]) -> None:
+    store = start_store(directory, hot=64 * MIB, warm=4 << 30)
+    store.greet()
+    store.kill()
+    store = start_store(directory, hot=64 * MIB, warm=4 << 30)
+    store.greet()
+    assert time.monotonic() - store.began < 5
+    assert store.rss_anon() < BAR
+    assert store.stats()["warm"]["nodes"] >= NODES
+    assert store.stop() == (0, "")
