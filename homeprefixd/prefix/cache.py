@@ -23,19 +23,17 @@ from ..frames import NewNode, PlanNode
 from .arena import Arena, pages
 from .blocks import BLOCK_TOKENS, Namespace, TokensBE, block_key, namespace_of, swap
 from .codec import DamagedError, Decoder
-from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, MissingError, Pending, Touch, WarmTable
+from .disk import Disk, MissingError, Touch, WarmTable
 from .hot import HotNode, HotTier
 from .policy import Policy
+from .session import Session
 from .tree import NodeTable, Placed, Record, is_covered, match, shorter
+from .write_behind import WriteBehind
 from .write_queue import WriteQueue
 
 MAX_TOUCHES = 20_000
 """Nodes whose last use is remembered until it is written; more are forgotten, oldest first."""
 
-_TOUCHES_AT_ONCE = 2_000
-_TOUCH_SECONDS = 60.0
-_BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
-_FULL_SECONDS = 600.0  # that the store does not grow after the disk was full
 _REMEMBERED_HASHES = 1_000
 
 log = logging.getLogger(__name__)
@@ -113,23 +111,19 @@ class Cache:
         self.warm_state = "ok" if disk else "off"
         self.warm_reason = warm_reason
         self._loaded = threading.Condition(self.lock)
-        self._wake = wake
+        self.wake = wake
         self._wall = wall
-        self._clock = clock
-        self._sessions: set[Session] = set()
-        self._loading: dict[bytes, int] = {}  # node's key -> bytes
-        self._writing: list[HotNode] = []
-        self._hidden: set[bytes] = set()  # nodes on disk that are about to be removed
-        self._evicting: set[bytes] = set()  # of them, those whose room is needed
-        self._repairs: list[bytes] = []  # of them, those whose payload is damaged; all below these are hidden too
-        self._removals = 0  # grows whenever nodes leave the disk
-        self._new_namespaces: dict[bytes, dict[str, Any]] = {}
-        self._new_hashes: dict[bytes, str] = {}
+        self.clock = clock
+        self.sessions: set[Session] = set()
+        self.loading: dict[bytes, int] = {}  # node's key -> bytes
+        self.writing: list[HotNode] = []
+        self.hidden: set[bytes] = set()  # nodes on disk that are about to be removed
+        self.repairs: list[bytes] = []  # of those, the damaged ones; all below these are hidden too
+        self.removals = 0  # grows whenever nodes leave the disk
+        self.new_namespaces: dict[bytes, dict[str, Any]] = {}
+        self.new_hashes: dict[bytes, str] = {}
         self._hashes: dict[bytes, str] = {}
-        self._retry_at = 0.0
-        self._backoff = _BACKOFF[0]
-        self._held_until = 0.0
-        self._touches_written = clock()
+        self._behind = WriteBehind(self, disk) if disk is not None else None
 
     # -------------------------------------------------------------------------------------------- any thread
 
@@ -137,7 +131,7 @@ class Cache:
         """What one client holds; close it when the client is gone."""
         session = Session(self)
         with self.lock:
-            self._sessions.add(session)
+            self.sessions.add(session)
         return session
 
     @contextmanager
@@ -147,7 +141,7 @@ class Cache:
             if self.disk is None:
                 yield [self.hot.table], None
                 return
-            with self.disk.table(self._hidden) as warm:
+            with self.disk.table(self.hidden) as warm:
                 yield [self.hot.table, warm], warm
 
     def open_namespace(self, description: Mapping[str, Any]) -> tuple[Namespace, list[str]]:
@@ -156,10 +150,10 @@ class Cache:
         with self.lock:
             if namespace not in self.namespaces:
                 self.namespaces[namespace] = dict(description)
-                self._new_namespaces[namespace] = dict(description)
+                self.new_namespaces[namespace] = dict(description)
             stored = self.disk.sums.nodes if self.disk else {}
             others = [d for key, d in self.namespaces.items() if key != namespace and key.hex() in stored]
-        self._wake()
+        self.wake()
         return namespace, _differences(description, others)
 
     def lookup(
@@ -199,7 +193,7 @@ class Cache:
             with self.view() as (tables, _warm):
                 return [(step.node, step.use) for step in match(tables, namespace, wanted, limit=limit, exact=exact)]
         except Exception as error:
-            self._trouble("looking up", error)
+            self.trouble("looking up", error)
             with self.lock:
                 steps = match([self.hot.table], namespace, wanted, limit=limit, exact=exact)
                 return [(step.node, step.use) for step in steps]
@@ -230,7 +224,7 @@ class Cache:
         """
         key, size = lease.plan[index].key, lease.plan[index].size
         with self.lock:
-            while key in self._loading and key not in self.hot.by_key and not lease.released:
+            while key in self.loading and key not in self.hot.by_key and not lease.released:
                 self._loaded.wait()
             if lease.released:
                 raise BlockLostError("released")
@@ -244,17 +238,17 @@ class Cache:
                 self.counters.no_room += 1
                 self.counters.lost += 1
                 raise BlockLostError("no room in the hot tier" if hot is None else "replaced")
-            self._loading[key] = size
-            removals = self._removals
+            self.loading[key] = size
+            removals = self.removals
         place = lease.places[index]
         record, reason = self._read(place, offset, size, decoder)
         with self.lock:
-            del self._loading[key]
+            del self.loading[key]
             self._loaded.notify_all()
-            if record is not None and removals != self._removals and not self._is_stored(place):
+            if record is not None and removals != self.removals and not self._is_stored(place):
                 record, reason = None, "removed"
             if record is None:
-                self.arena.free(offset, size, self._clock())
+                self.arena.free(offset, size, self.clock())
                 self.counters.lost += 1
                 raise BlockLostError(reason)
             hot = self._publish_loaded(place, record, offset)
@@ -274,7 +268,7 @@ class Cache:
             self._damage(place, str(error))
             return None, f"damaged: {error}"
         except Exception as error:
-            self._trouble("reading a block", error)
+            self.trouble("reading a block", error)
             return None, f"cannot be read: {error}"
         with self.lock:
             self.counters.loaded_nodes += 1
@@ -285,7 +279,7 @@ class Cache:
     def _publish_loaded(self, place: bytes, record: Record, offset: int) -> HotNode | None:
         hot = self.hot.by_key.get(record.key)
         if hot is not None:  # computed again and committed meanwhile
-            self.arena.free(offset, record.size, self._clock())
+            self.arena.free(offset, record.size, self.clock())
             return hot if hot.size == record.size else None
         touch = self.touched.get(record.key)
         if touch is not None and touch.last_use > record.last_use:
@@ -320,7 +314,7 @@ class Cache:
         try:
             return self.disk.file_hash(identity)
         except Exception as error:
-            self._trouble("looking up a file's hash", error)
+            self.trouble("looking up a file's hash", error)
             return ""
 
     def remember_file_hash(self, identity: bytes, sha256: str) -> None:
@@ -330,12 +324,12 @@ class Cache:
             if len(self._hashes) > _REMEMBERED_HASHES:
                 del self._hashes[next(iter(self._hashes))]
             if self.disk is not None:
-                self._new_hashes[identity] = sha256
-        self._wake()
+                self.new_hashes[identity] = sha256
+        self.wake()
 
     # ---------------------------------------------------------------------------------------------- committing
 
-    def _commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode]) -> None:
+    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode]) -> None:
         with self.view() as (tables, warm):
             now = self._wall()
             for new in nodes:
@@ -345,11 +339,11 @@ class Cache:
                     continue
                 node = self._admit(namespace, new, room, tables, warm, now)
                 if node is None:
-                    self.arena.free(new.offset, room, self._clock())
+                    self.arena.free(new.offset, room, self.clock())
                     continue
-                self.arena.shrink(new.offset, room, new.size, self._clock())
+                self.arena.shrink(new.offset, room, new.size, self.clock())
                 self._publish(node, new.offset, warm)
-        self._wake()
+        self.wake()
 
     def _admit(
         self, namespace: bytes, new: NewNode, room: int, tables: list[NodeTable], warm: WarmTable | None, now: float
@@ -406,7 +400,7 @@ class Cache:
         self.counters.saved_bytes += node.record.size
         given_up: list[HotNode] = []
         if self.disk is not None:
-            given_up = self.queue.add(hot, self._clock())
+            given_up = self.queue.add(hot, self.clock())
             self.counters.dropped_nodes += len(given_up)
         self.hot.insert(hot)
         for other in given_up:
@@ -430,169 +424,18 @@ class Cache:
 
         Returns the seconds after which it wants to be called again; None if it waits for nothing.
         """
-        if self.disk is None:
-            return None
-        while True:
-            now = self._clock()
-            if now < self._retry_at and not everything:
-                return self._retry_at - now
-            if self._held_until and now >= self._held_until:
-                self._held_until = 0.0
-                self.disk.hold_at(None)
-            with self.lock:
-                batch = self._take(now, everything)
-                touches = self._take_touches(now, bool(batch) or everything)
-                busy = batch or touches or self._repairs or self._new_namespaces or self._new_hashes
-            if not busy:
-                return self._next_write(now)
-            if not self._write_some(self.disk, batch, touches):
-                return max(0.0, self._retry_at - self._clock())
-
-    def _next_write(self, now: float) -> float | None:
-        with self.lock:
-            due = self.queue.next_due()
-            times = [due] if due is not None else []
-            if self.touched:
-                times.append(self._touches_written + _TOUCH_SECONDS)
-        return max(0.0, min(times) - now) if times else None
-
-    def _take(self, now: float, everything: bool) -> list[HotNode]:
-        """The next nodes to store, parents first, pinned until `_written`."""
-        chosen: dict[HotNode, None] = {}
-        size = 0
-        limit = self.disk.batch_bytes if self.disk else 0
-        for hot in list(self.queue) if everything else self.queue.due(now):
-            chain: list[HotNode] = []
-            at: HotNode | None = hot
-            while at is not None and not at.warm and at not in chosen:
-                chain.append(at)
-                at = self.hot.by_key.get(at.node.parent)
-            more = sum(part.size for part in chain)
-            if chosen and size + more > limit:
-                break
-            chosen.update(dict.fromkeys(reversed(chain)))
-            size += more
-        for hot in chosen:
-            self.hot.lease(hot)
-        self._writing = list(chosen)
-        return self._writing
-
-    def _take_touches(self, now: float, anyway: bool) -> dict[bytes, Touch]:
-        if not self.touched or not (anyway or now - self._touches_written >= _TOUCH_SECONDS):
-            return {}
-        keys = list(self.touched)[:_TOUCHES_AT_ONCE]
-        if len(keys) == len(self.touched):
-            self._touches_written = now
-        return {key: self.touched.pop(key) for key in keys}
-
-    def _write_some(self, disk: Disk, batch: list[HotNode], touches: dict[bytes, Touch]) -> bool:
-        """One round of everything that changes the disk; False if it failed."""
-        gone: list[Placed] = []
-        written: dict[bytes, int] = {}
-        orphans: Sequence[bytes] = ()
-        covered: Sequence[bytes] = ()
-        failure: Exception | None = None
-        try:
-            self._repair(disk)
-            self._put_small(disk)
-            need = sum(pages(hot.size) for hot in batch)
-            if batch and disk.lacks(need) > 0:
-                disk.store([], touches)  # so that what was used lately does not go
-                touches = {}
-                disk.make_room(need, self._may_evict, gone)
-            pending = [Pending(hot.node, self.arena.view(hot.offset, hot.size)) for hot in batch]
-            written, orphans, covered = disk.store(pending, touches)
-        except (DiskFullError, DiskTroubleError) as error:
-            failure = error
-        except Exception as error:
-            log.exception("writing to the store failed")
-            failure = error
-        with self.lock:
-            self._hidden -= self._evicting
-            self._evicting.clear()
-            self.counters.evicted_warm += len(gone)
-            self.left_disk([node.record.key for node in gone], drop=False)
-            self.left_disk(covered, drop=True)
-            self.counters.superseded += len(covered)
-            for hot in batch:
-                if hot.key in written:
-                    hot.warm = hot.warm or hot.indexed
-                    hot.node.record.stored = written[hot.key]
-                    self.counters.written_nodes += 1
-                    self.counters.written_bytes += written[hot.key]
-                if failure is None or isinstance(failure, BudgetError):
-                    self.queue.remove(hot)
-                self.counters.dropped_nodes += isinstance(failure, BudgetError)
-                self.hot.release(hot)
-            for key in orphans:
-                self.forget_hot_subtree(key)
-            self._writing = []
-            if failure is not None:
-                self.touched = {**touches, **self.touched}
-        self._judge(disk, failure)
-        return failure is None or isinstance(failure, BudgetError)
-
-    def _put_small(self, disk: Disk) -> None:
-        with self.lock:
-            namespaces, hashes = dict(self._new_namespaces), dict(self._new_hashes)
-        for namespace, description in namespaces.items():
-            disk.put_namespace(namespace, description)
-            with self.lock:
-                self._new_namespaces.pop(namespace, None)
-        for identity, sha256 in hashes.items():
-            disk.put_file_hash(identity, sha256)
-            with self.lock:
-                self._new_hashes.pop(identity, None)
-
-    def _judge(self, disk: Disk, failure: Exception | None) -> None:
-        """Note how the disk does, and when to try again."""
-        with self.lock:
-            if failure is None or isinstance(failure, BudgetError):
-                self._backoff = _BACKOFF[0]
-                self._retry_at = 0.0
-                if not self._held_until:
-                    self.warm_state, self.warm_reason = "ok", ""
-                self.hot.set_keep_queued(self.warm_state == "ok")
-                return
-            self.counters.errors += 1
-            full = isinstance(failure, DiskFullError)
-            state = "full" if full else "error"
-            if state != self.warm_state:
-                log.warning("the store cannot be written, blocks stay in memory for now: %s", failure)
-            self.warm_state, self.warm_reason = state, str(failure)
-            self._retry_at = self._clock() + self._backoff
-            self._backoff = min(self._backoff * 2, _BACKOFF[1])
-            self.hot.set_keep_queued(False)
-            if full and not self._held_until:
-                self._held_until = self._clock() + _FULL_SECONDS
-        if full:
-            try:
-                disk.hold_at(disk.used())
-            except Exception as error:
-                log.debug("the store's size is not known: %s", error)
-
-    def _may_evict(self, key: bytes) -> bool:
-        """Whether a node may leave the disk; if so it is hidden from now on."""
-        with self.lock:
-            hot = self.hot.by_key.get(key)
-            in_use = key in self._loading or key in self.touched or (hot is not None and hot.leases > 0)
-            below = [self.hot.by_key[child.record.key] for child in self.hot.table.children(key)]
-            if in_use or any(child.queued or child in self._writing for child in below):
-                return False
-            self._hidden.add(key)
-            self._evicting.add(key)
-            return True
+        return self._behind.write(everything=everything) if self._behind is not None else None
 
     def left_disk(self, keys: Sequence[bytes], *, drop: bool) -> None:
         """Nodes are not on disk any more. `drop`: nor shall those copies of them stay that are in RAM."""
-        self._removals += bool(keys)
+        self.removals += bool(keys)
         for key in keys:
             self.touched.pop(key, None)
             hot = self.hot.by_key.get(key)
             if hot is None:
                 for below in self.hot.subtree(key):  # it was their way from the root
                     self.forget_hot(below)
-            elif drop and (hot.warm or hot in self._writing):
+            elif drop and (hot.warm or hot in self.writing):
                 self.forget_hot_subtree(key)
             else:
                 hot.warm = False
@@ -609,7 +452,7 @@ class Cache:
     def _is_stored(self, place: bytes) -> bool:
         if self.disk is None:
             return False
-        with self.disk.table(self._hidden) as table:
+        with self.disk.table(self.hidden) as table:
             return table.get(place) is not None
 
     def removed_by_hand(self, keys: Sequence[bytes]) -> None:
@@ -622,10 +465,8 @@ class Cache:
                     known = parent in self.namespaces or parent in self.hot.by_key
                     if hot.indexed and not known and (warm is None or warm.place(parent) is None):
                         self.forget_hot_subtree(hot.key)
-            self._held_until = 0.0
-            self._retry_at = 0.0
-        if self.disk is not None:
-            self.disk.hold_at(None)
+        if self._behind is not None:
+            self._behind.try_again()
 
     # ---------------------------------------------------------------------------------------------------- faults
 
@@ -638,26 +479,12 @@ class Cache:
             below = [node.record.key for node in warm.subtree(record.key)]
             log.error("a stored block is damaged (%s); it and what follows it will be computed again", reason)
             self.counters.damaged += 1
-            self._hidden.update((record.key, *below))
-            self._repairs.append(record.key)
+            self.hidden.update((record.key, *below))
+            self.repairs.append(record.key)
             self.forget_hot_subtree(record.key)
-        self._wake()
+        self.wake()
 
-    def _repair(self, disk: Disk) -> None:
-        with self.lock:
-            keys = list(self._repairs)
-        for key in keys:
-            with disk.table() as table:
-                node = table.place(key)
-                nodes = [*table.subtree(key), *([node] if node is not None else [])]
-            disk.remove(nodes)
-            with self.lock:
-                gone = [node.record.key for node in nodes]
-                self._repairs.remove(key)
-                self._hidden.difference_update((key, *gone))
-                self.left_disk(gone, drop=True)
-
-    def _trouble(self, what: str, error: Exception) -> None:
+    def trouble(self, what: str, error: Exception) -> None:
         with self.lock:
             self.counters.errors += 1
         log.warning("%s failed: %s", what, error)
@@ -678,79 +505,22 @@ class Cache:
             self.arena.check()
             self.hot.check()
             self.queue.check()
-            reserved = sum(pages(size) for session in self._sessions for size in session.reserved.values())
-            loading = sum(pages(size) for size in self._loading.values())
+            reserved = sum(pages(size) for session in self.sessions for size in session.reserved.values())
+            loading = sum(pages(size) for size in self.loading.values())
             if self.hot.slot_bytes() + reserved + loading != self.arena.used:
                 raise ValueError(f"{self.arena.used} bytes of slots are in use, not by nodes, writers or loads")
-            leases = sum(len(lease.held) for session in self._sessions for lease in session.leases)
+            leases = sum(len(lease.held) for session in self.sessions for lease in session.leases)
             counted = sum(hot.leases for hot in (*self.hot.by_key.values(), *self.hot.detached))
-            if counted != leases + len(self._writing):
-                raise ValueError(f"{counted} leases are counted, {leases} and {len(self._writing)} are held")
+            if counted != leases + len(self.writing):
+                raise ValueError(f"{counted} leases are counted, {leases} and {len(self.writing)} are held")
             with self.view() as (_tables, warm):
                 for hot in self.hot.by_key.values():
                     parent = hot.node.parent
                     above = parent in self.namespaces or parent in self.hot.by_key
                     if not above and (warm is None or warm.place(parent) is None):
                         raise ValueError(f"hot node {hot.key.hex()} has no parent")
-                    if hot.warm and warm is not None and hot.key not in self._hidden and warm.place(hot.key) is None:
+                    if hot.warm and warm is not None and hot.key not in self.hidden and warm.place(hot.key) is None:
                         raise ValueError(f"hot node {hot.key.hex()} is not on disk, as it should be")
-
-
-class Session:
-    """What one client holds: reserved slots and leases. Closing it gives everything back."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self.reserved: dict[int, int] = {}  # offset -> bytes
-        self.leases: set[Lease] = set()
-
-    def lookup(self, namespace: bytes, tokens: bytes, *, limit: int, exact: bool = False) -> Lease:
-        """`Cache.lookup`, leased to this session."""
-        return self._cache.lookup(namespace, tokens, limit=limit, exact=exact, load=True, session=self)
-
-    def release(self, lease: Lease) -> None:
-        with self._cache.lock:
-            self.leases.discard(lease)
-            self._cache.release(lease)
-
-    def reserve(self, sizes: Sequence[int]) -> list[int]:
-        """Slots for blocks about to be exported: their offsets, fewer where there is no more room."""
-        cache = self._cache
-        offsets: list[int] = []
-        for size in sizes:
-            with cache.lock:
-                offset = cache.hot.allocate(size)
-                if offset is None:
-                    cache.counters.no_room += 1
-                    break
-                self.reserved[offset] = size
-            if not cache.arena.populate(offset, size):
-                self.abandon([offset])
-                break
-            offsets.append(offset)
-        return offsets
-
-    def abandon(self, offsets: Sequence[int]) -> None:
-        """Give reserved slots back unused; unknown ones are ignored."""
-        cache = self._cache
-        with cache.lock:
-            for offset in offsets:
-                size = self.reserved.pop(offset, None)
-                if size is not None:
-                    cache.arena.free(offset, size, cache._clock())
-
-    def commit(self, namespace: bytes, nodes: Sequence[NewNode]) -> None:
-        """Publish filled slots as nodes, parents before children; those that are known or cannot be are dropped."""
-        self._cache._commit(self, namespace, nodes)
-
-    def close(self) -> None:
-        """The client is gone."""
-        cache = self._cache
-        with cache.lock:
-            for lease in list(self.leases):
-                self.release(lease)
-            self.abandon(list(self.reserved))
-            cache._sessions.discard(self)
 
 
 def _differences(description: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -56,10 +56,11 @@ from ..frames import (
 )
 from . import listing, purge
 from .arena import Arena
-from .cache import Cache, Lease, Session
+from .cache import Cache, Lease
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, UnreadableError
 from .policy import LeastRecentlyUsed
+from .session import Session
 from .threads import Readers, Writer
 
 _SEND_SECONDS = 10
@@ -108,10 +109,12 @@ class Service:
 class Connection:
     """One client. `serve` is the body of its thread."""
 
-    def __init__(self, service: Service, sock: socket.socket, *, owner: bool, name: str) -> None:
-        """`owner`: it is the daemon's own, and may hand over others."""
+    def __init__(
+        self, service: Service, sock: socket.socket, *, owner: bool, name: str, patience: int = _SEND_SECONDS
+    ) -> None:
+        """`owner`: it is the daemon's own, and may hand over others. `patience`: seconds for it to read an answer."""
         # a client that is stuck must not stop the threads that serve others
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", patience, 0))
         self._sock = sock
         self._channel: Channel[ToStore] = Channel(sock, ToStore)
         self._service = service

@@ -16,11 +16,12 @@ from homeprefixd.channel import Channel
 from homeprefixd.frames import NewNode
 from homeprefixd.prefix.arena import Arena
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, Namespace, block_key, to_le
-from homeprefixd.prefix.cache import Cache, Session
+from homeprefixd.prefix.cache import Cache
 from homeprefixd.prefix.client import StoreClient
 from homeprefixd.prefix.codec import Decoder
 from homeprefixd.prefix.disk import Disk
 from homeprefixd.prefix.policy import LeastRecentlyUsed
+from homeprefixd.prefix.session import Session
 
 DESCRIPTION = {"model_sha256": "ab" * 32, "kv_type": "f16"}
 MIB = 1 << 20

@@ -139,8 +139,10 @@ def test_a_worker_goes_on_when_the_store_dies(
     store = start_store(tmp_path)
     worker.client.attach(store.adopt())
     wait_until(lambda: worker.client.connected)
-    [other] = worker.client.reserve([4096])
-    worker.client.commit(worker.namespace, [node])  # its slot was the dead store's
+    same = (1 << 44) - 1
+    others = worker.client.reserve([4096] * 8)
+    [other] = [candidate for candidate in others if candidate.offset & same == slot.offset & same]
+    worker.client.commit(worker.namespace, [node])  # its slot was the dead store's, at the same place
     worker.client.abandon([slot])
     assert worker.restore(PROMPT) == (["warm"] * 6, keys)
     other.view[:] = payload_of(block_key(keys[-2], to_le([1])), 4096)[:4096]
@@ -161,22 +163,36 @@ def test_a_late_answer_gives_its_slots_back(tmp_path: Path, start_store: StartSt
     wait_until(lambda: store.stats()["hot"]["bytes"] == 0)
 
 
-def test_a_stopped_worker_does_not_stop_the_store(
-    tmp_path: Path, start_store: StartStore, start_worker: StartWorker
-) -> None:
+def test_a_stuck_client_stops_nobody_else(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
     store = start_store(tmp_path)
     worker = start_worker(store)
     worker.save(PROMPT)
-    silent = store.adopt()  # sends, and never reads
-    silent.setblocking(False)
-    request = encode(frames.Match(1, worker.namespace, to_le(PROMPT), 1000, False, True)) * 100
-    with contextlib.suppress(BlockingIOError):
+    with store.adopt() as silent:
+        flood(silent, worker.namespace)
+        for _ in range(20):
+            assert len(worker.restore(PROMPT)[0]) == 6
+
+
+def test_a_stuck_client_is_given_up(house: House) -> None:
+    ours, theirs = socket.socketpair()
+    house.save(PROMPT)
+    connection = Connection(Service(house.cache, Writer()), theirs, owner=False, name="stuck", patience=1)
+    thread = threading.Thread(target=connection.serve, daemon=True)
+    thread.start()
+    flood(ours, house.namespace)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert all(hot.leases == 0 for hot in house.cache.hot.by_key.values())
+    ours.close()
+
+
+def flood(sock: socket.socket, namespace: bytes) -> None:
+    """Ask as much as a connection takes, and read no answer."""
+    sock.settimeout(0.5)
+    request = encode(frames.Match(1, namespace, to_le(PROMPT), 1000, False, True)) * 100
+    with contextlib.suppress(OSError):
         while True:
-            silent.send(request)
-    for _ in range(20):
-        assert len(worker.restore(PROMPT)[0]) == 6
-    silent.close()
-    wait_until(lambda: store.stats()["hot"]["leased"] == 0, 20)
+            sock.sendall(request)
 
 
 def test_flush_writes_tails_too(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:

@@ -1,0 +1,68 @@
+"""What one client of the store holds: reserved slots and leases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..frames import NewNode
+
+if TYPE_CHECKING:
+    from .cache import Cache, Lease
+
+
+class Session:
+    """What one client holds: reserved slots and leases. Closing it gives everything back."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self.reserved: dict[int, int] = {}  # offset -> bytes
+        self.leases: set[Lease] = set()
+
+    def lookup(self, namespace: bytes, tokens: bytes, *, limit: int, exact: bool = False) -> Lease:
+        """`Cache.lookup`, leased to this session."""
+        return self._cache.lookup(namespace, tokens, limit=limit, exact=exact, load=True, session=self)
+
+    def release(self, lease: Lease) -> None:
+        with self._cache.lock:
+            self.leases.discard(lease)
+            self._cache.release(lease)
+
+    def reserve(self, sizes: Sequence[int]) -> list[int]:
+        """Slots for blocks about to be exported: their offsets, fewer where there is no more room."""
+        cache = self._cache
+        offsets: list[int] = []
+        for size in sizes:
+            with cache.lock:
+                offset = cache.hot.allocate(size)
+                if offset is None:
+                    cache.counters.no_room += 1
+                    break
+                self.reserved[offset] = size
+            if not cache.arena.populate(offset, size):
+                self.abandon([offset])
+                break
+            offsets.append(offset)
+        return offsets
+
+    def abandon(self, offsets: Sequence[int]) -> None:
+        """Give reserved slots back unused; unknown ones are ignored."""
+        cache = self._cache
+        with cache.lock:
+            for offset in offsets:
+                size = self.reserved.pop(offset, None)
+                if size is not None:
+                    cache.arena.free(offset, size, cache.clock())
+
+    def commit(self, namespace: bytes, nodes: Sequence[NewNode]) -> None:
+        """Publish filled slots as nodes, parents before children; those that are known or cannot be are dropped."""
+        self._cache.commit(self, namespace, nodes)
+
+    def close(self) -> None:
+        """The client is gone."""
+        cache = self._cache
+        with cache.lock:
+            for lease in list(self.leases):
+                self.release(lease)
+            self.abandon(list(self.reserved))
+            cache.sessions.discard(self)

@@ -1,0 +1,212 @@
+"""What the writer's thread does: nodes from RAM to disk, eviction there, repairs, and what to do when the disk fails.
+
+Works on the state of `cache.py`, under its lock; never holds the lock while the disk is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .arena import pages
+from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, Pending, Touch
+from .hot import HotNode
+from .tree import Placed
+
+if TYPE_CHECKING:
+    from .cache import Cache
+
+_TOUCHES_AT_ONCE = 2_000
+_TOUCH_SECONDS = 60.0
+_BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
+_FULL_SECONDS = 600.0  # that the store does not grow after the disk was full
+
+log = logging.getLogger(__name__)
+
+
+class WriteBehind:
+    """The writer's side of a cache. All methods belong to one thread."""
+
+    def __init__(self, cache: Cache, disk: Disk) -> None:
+        self._cache = cache
+        self._disk = disk
+        self._evicting: set[bytes] = set()  # of the cache's hidden nodes, those whose room is needed
+        self._retry_at = 0.0
+        self._backoff = _BACKOFF[0]
+        self._held_until = 0.0
+        self._touches_written = cache.clock()
+
+    def write(self, *, everything: bool) -> float | None:
+        """See `Cache.write`."""
+        cache = self._cache
+        while True:
+            now = cache.clock()
+            if now < self._retry_at and not everything:
+                return self._retry_at - now
+            if self._held_until and now >= self._held_until:
+                self._held_until = 0.0
+                self._disk.hold_at(None)
+            with cache.lock:
+                batch = self._take(now, everything)
+                touches = self._take_touches(now, bool(batch) or everything)
+                busy = batch or touches or cache.repairs or cache.new_namespaces or cache.new_hashes
+            if not busy:
+                return self._next_write(now)
+            if not self._write_some(batch, touches):
+                return max(0.0, self._retry_at - cache.clock())
+
+    def try_again(self) -> None:
+        """The disk may have room again: do not wait, and let it grow."""
+        self._held_until = 0.0
+        self._retry_at = 0.0
+        self._disk.hold_at(None)
+
+    def _next_write(self, now: float) -> float | None:
+        with self._cache.lock:
+            due = self._cache.queue.next_due()
+            times = [due] if due is not None else []
+            if self._cache.touched:
+                times.append(self._touches_written + _TOUCH_SECONDS)
+        return max(0.0, min(times) - now) if times else None
+
+    def _take(self, now: float, everything: bool) -> list[HotNode]:
+        """The next nodes to store, parents first, pinned until `_written`."""
+        chosen: dict[HotNode, None] = {}
+        size = 0
+        limit = self._disk.batch_bytes
+        for hot in list(self._cache.queue) if everything else self._cache.queue.due(now):
+            chain: list[HotNode] = []
+            at: HotNode | None = hot
+            while at is not None and not at.warm and at not in chosen:
+                chain.append(at)
+                at = self._cache.hot.by_key.get(at.node.parent)
+            more = sum(part.size for part in chain)
+            if chosen and size + more > limit:
+                break
+            chosen.update(dict.fromkeys(reversed(chain)))
+            size += more
+        for hot in chosen:
+            self._cache.hot.lease(hot)
+        self._cache.writing = list(chosen)
+        return self._cache.writing
+
+    def _take_touches(self, now: float, anyway: bool) -> dict[bytes, Touch]:
+        if not self._cache.touched or not (anyway or now - self._touches_written >= _TOUCH_SECONDS):
+            return {}
+        keys = list(self._cache.touched)[:_TOUCHES_AT_ONCE]
+        if len(keys) == len(self._cache.touched):
+            self._touches_written = now
+        return {key: self._cache.touched.pop(key) for key in keys}
+
+    def _write_some(self, batch: list[HotNode], touches: dict[bytes, Touch]) -> bool:
+        """One round of everything that changes the disk; False if it failed."""
+        gone: list[Placed] = []
+        written: dict[bytes, int] = {}
+        orphans: Sequence[bytes] = ()
+        covered: Sequence[bytes] = ()
+        failure: Exception | None = None
+        try:
+            self._repair()
+            self._put_small()
+            need = sum(pages(hot.size) for hot in batch)
+            if batch and self._disk.lacks(need) > 0:
+                self._disk.store([], touches)  # so that what was used lately does not go
+                touches = {}
+                self._disk.make_room(need, self._may_evict, gone)
+            pending = [Pending(hot.node, self._cache.arena.view(hot.offset, hot.size)) for hot in batch]
+            written, orphans, covered = self._disk.store(pending, touches)
+        except (DiskFullError, DiskTroubleError) as error:
+            failure = error
+        except Exception as error:
+            log.exception("writing to the store failed")
+            failure = error
+        with self._cache.lock:
+            self._cache.hidden -= self._evicting
+            self._evicting.clear()
+            self._cache.counters.evicted_warm += len(gone)
+            self._cache.left_disk([node.record.key for node in gone], drop=False)
+            self._cache.left_disk(covered, drop=True)
+            self._cache.counters.superseded += len(covered)
+            for hot in batch:
+                if hot.key in written:
+                    hot.warm = hot.warm or hot.indexed
+                    hot.node.record.stored = written[hot.key]
+                    self._cache.counters.written_nodes += 1
+                    self._cache.counters.written_bytes += written[hot.key]
+                if failure is None or isinstance(failure, BudgetError):
+                    self._cache.queue.remove(hot)
+                self._cache.counters.dropped_nodes += isinstance(failure, BudgetError)
+                self._cache.hot.release(hot)
+            for key in orphans:
+                self._cache.forget_hot_subtree(key)
+            self._cache.writing = []
+            if failure is not None:
+                self._cache.touched = {**touches, **self._cache.touched}
+        self._judge(failure)
+        return failure is None or isinstance(failure, BudgetError)
+
+    def _put_small(self) -> None:
+        with self._cache.lock:
+            namespaces, hashes = dict(self._cache.new_namespaces), dict(self._cache.new_hashes)
+        for namespace, description in namespaces.items():
+            self._disk.put_namespace(namespace, description)
+            with self._cache.lock:
+                self._cache.new_namespaces.pop(namespace, None)
+        for identity, sha256 in hashes.items():
+            self._disk.put_file_hash(identity, sha256)
+            with self._cache.lock:
+                self._cache.new_hashes.pop(identity, None)
+
+    def _judge(self, failure: Exception | None) -> None:
+        """Note how the disk does, and when to try again."""
+        with self._cache.lock:
+            if failure is None or isinstance(failure, BudgetError):
+                self._backoff = _BACKOFF[0]
+                self._retry_at = 0.0
+                if not self._held_until:
+                    self._cache.warm_state, self._cache.warm_reason = "ok", ""
+                self._cache.hot.set_keep_queued(self._cache.warm_state == "ok")
+                return
+            self._cache.counters.errors += 1
+            full = isinstance(failure, DiskFullError)
+            state = "full" if full else "error"
+            if state != self._cache.warm_state:
+                log.warning("the store cannot be written, blocks stay in memory for now: %s", failure)
+            self._cache.warm_state, self._cache.warm_reason = state, str(failure)
+            self._retry_at = self._cache.clock() + self._backoff
+            self._backoff = min(self._backoff * 2, _BACKOFF[1])
+            self._cache.hot.set_keep_queued(False)
+            if full and not self._held_until:
+                self._held_until = self._cache.clock() + _FULL_SECONDS
+        if full:
+            try:
+                self._disk.hold_at(self._disk.used())
+            except Exception as error:
+                log.debug("the store's size is not known: %s", error)
+
+    def _may_evict(self, key: bytes) -> bool:
+        """Whether a node may leave the disk; if so it is hidden from now on."""
+        with self._cache.lock:
+            hot = self._cache.hot.by_key.get(key)
+            in_use = key in self._cache.loading or key in self._cache.touched or (hot is not None and hot.leases > 0)
+            below = [self._cache.hot.by_key[child.record.key] for child in self._cache.hot.table.children(key)]
+            if in_use or any(child.queued or child in self._cache.writing for child in below):
+                return False
+            self._cache.hidden.add(key)
+            self._evicting.add(key)
+            return True
+
+    def _repair(self) -> None:
+        with self._cache.lock:
+            keys = list(self._cache.repairs)
+        for key in keys:
+            with self._disk.table() as table:
+                node = table.place(key)
+                nodes = [*table.subtree(key), *([node] if node is not None else [])]
+            self._disk.remove(nodes)
+            with self._cache.lock:
+                gone = [node.record.key for node in nodes]
+                self._cache.repairs.remove(key)
+                self._cache.hidden.difference_update((key, *gone))
+                self._cache.left_disk(gone, drop=True)
