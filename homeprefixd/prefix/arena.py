@@ -17,7 +17,9 @@ PAGE = 4096
 """Granularity of extents, bytes."""
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not named by Python's mmap
-_PREPARE_STEP = 1 << 20  # bytes in one call, which holds the interpreter up
+_STEP = 1 << 20
+"""Bytes of memory that are asked for, or given back, in one call, which holds everything else up."""
+
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 
@@ -178,47 +180,50 @@ class Arena:
             return False
         return True
 
-    def prepare(self, size: int, now: float) -> None:
-        """Fill in the pages of some free extent of `size` bytes, so that the first blocks find memory there."""
-        size = pages(min(size, self.limit - self.used))
-        start = self.allocate(size) if size else None
-        if start is not None:
-            filled = self._can_populate and all(
-                self.populate(at, min(_PREPARE_STEP, start + size - at))
-                for at in range(start, start + size, _PREPARE_STEP)
-            )
-            self.used -= size
-            self._insert(start, _Free(size, filled, now))
+    def prepare(self, target: int, now: float) -> bool:
+        """Fill in the pages of free extents, one step of them, until `target` bytes of free memory are there.
+
+        So the first blocks after a start find memory. Returns whether there is more to do.
+        """
+        if not self._can_populate or self._resident() >= target:
+            return False
+        start = next((start for start in self._starts if not self._free[start].resident), None)
+        if start is None:
+            return False
+        size = min(self._free[start].size, _STEP)
+        self._take(start, size)
+        filled = self.populate(start, size)
+        self._insert(start, _Free(size, filled, now))
+        return filled
 
     def give_back(self, before: float, keep: int) -> int:
-        """Give the memory of extents that were freed earlier than `before` back to the system, but for `keep` bytes.
+        """Give memory of extents that were freed earlier than `before` back to the system, but for `keep` bytes.
 
-        Returns the bytes given back.
+        One step of it; returns the bytes given back, 0 if there is no more to do.
         """
-        given = 0
-        if not self._can_remove:
+        excess = self._resident() - keep
+        if not self._can_remove or excess < PAGE:
             return 0
-        resident = sum(extent.size for extent in self._free.values() if extent.resident)
-        for start in list(self._starts):
-            extent = self._free.get(start)
-            if extent is None or not extent.resident or extent.since >= before:
-                continue
-            size = min(extent.size, resident - keep)
-            if size <= 0:
+        for start in self._starts:
+            extent = self._free[start]
+            if extent.resident and extent.since < before:
                 break
-            try:
-                self._map.madvise(mmap.MADV_REMOVE, start, size)
-            except OSError as error:
-                log.warning("free memory of the hot tier cannot be given back: %s", error)
-                self._can_remove = False
-                break
-            self._remove(start)
-            if size < extent.size:
-                self._insert(start + size, _Free(extent.size - size, True, extent.since))
-            self._insert(start, _Free(size, False, extent.since))
-            resident -= size
-            given += size
-        return given
+        else:
+            return 0
+        size = min(extent.size, excess // PAGE * PAGE, _STEP)
+        try:
+            self._map.madvise(mmap.MADV_REMOVE, start, size)
+        except OSError as error:
+            log.warning("free memory of the hot tier cannot be given back: %s", error)
+            self._can_remove = False
+            return 0
+        self._take(start, size)
+        self._insert(start, _Free(size, False, extent.since))
+        return size
+
+    def _resident(self) -> int:
+        """Bytes of memory in free extents."""
+        return sum(extent.size for extent in self._free.values() if extent.resident)
 
     def check(self) -> None:
         """Raises ValueError if the free extents and `used` do not add up."""

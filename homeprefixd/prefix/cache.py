@@ -524,17 +524,21 @@ class Cache:
 
 
 def _differences(description: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where stored descriptions of the same model content differ, in words."""
+    """Where stored descriptions of the same model content and salt differ, in words."""
+    here = _flat(description)
     found: dict[str, None] = {}
-    for other in others:
-        if not description.get("model_sha256") or other.get("model_sha256") != description.get("model_sha256"):
-            continue
-        for name in sorted({*description, *other}):
-            stored, here = other.get(name), description.get(name)
-            if stored != here:
-                found[f"{name}: stored prefixes have {_shown(stored)}, this run {_shown(here)}"] = None
+    for other in map(_flat, others):
+        if "model_sha256" in here and all(other.get(name) == here.get(name) for name in ("model_sha256", "salt")):
+            for name in sorted({*here, *other}):
+                if other.get(name) != here.get(name):
+                    stored, now = other.get(name, "none"), here.get(name, "none")
+                    found[f"{name}: stored prefixes have {stored}, this run {now}"] = None
     return list(found)
 
 
-def _shown(value: object) -> str:
-    return "none" if value is None else str(value)
+def _flat(description: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested fields by dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in description.items():
+        flat.update(_flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value})
+    return flat

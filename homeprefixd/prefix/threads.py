@@ -151,8 +151,7 @@ class Writer:
             return
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        with cache.lock:
-            cache.arena.prepare(min(_PREPARED, cache.arena.limit // 8), time.monotonic())
+        self._guarded(lambda: _prepare(cache))
         due: float | None = 0.0
         housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
         while True:
@@ -190,9 +189,18 @@ class Writer:
             log.exception("a task of the writer failed")
 
 
+def _prepare(cache: Cache) -> None:
+    more = True
+    while more:
+        with cache.lock:
+            more = cache.arena.prepare(min(_PREPARED, cache.arena.limit // 8), time.monotonic())
+
+
 def _keep_house(cache: Cache) -> None:
-    with cache.lock:
-        keep = min(_PREPARED, cache.arena.limit // 8)
-        cache.arena.give_back(time.monotonic() - _KEEP_SECONDS, keep)
+    before = time.monotonic() - _KEEP_SECONDS
+    more = 1
+    while more:
+        with cache.lock:
+            more = cache.arena.give_back(before, min(_PREPARED, cache.arena.limit // 8))
     if log.isEnabledFor(logging.DEBUG):
         cache.check_integrity()

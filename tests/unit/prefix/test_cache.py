@@ -539,12 +539,12 @@ class TestNamespaces:
     def test_a_mismatch_names_the_field(self, house: House) -> None:
         house.save(PROMPT)
         house.reopen()
-        mismatch = house.cache.open_namespace({**DESCRIPTION, "kv_type": "q8_0", "rope": 1})[1]
-        assert mismatch == [
+        assert house.cache.open_namespace({**DESCRIPTION, "kv_type": "q8_0", "rope": {"scale": 1}})[1] == [
             "kv_type: stored prefixes have f16, this run q8_0",
-            "rope: stored prefixes have none, this run 1",
+            "rope.scale: stored prefixes have none, this run 1",
         ]
         assert house.cache.open_namespace({**DESCRIPTION, "model_sha256": "cd" * 32})[1] == []
+        assert house.cache.open_namespace({**DESCRIPTION, "salt": "mine"})[1] == []
         assert house.cache.open_namespace(DESCRIPTION)[1] == []
 
 

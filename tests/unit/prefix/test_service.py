@@ -145,6 +145,7 @@ def test_a_worker_goes_on_when_the_store_dies(
     worker.client.commit(worker.namespace, [node])  # its slot was the dead store's, at the same place
     worker.client.abandon([slot])
     assert worker.restore(PROMPT) == (["warm"] * 6, keys)
+    assert len(worker.restore([*PROMPT[:320], 1])[0]) == 5
     other.view[:] = payload_of(block_key(keys[-2], to_le([1])), 4096)[:4096]
     again = msgspec.structs.replace(node, offset=other.offset)
     worker.client.commit(worker.namespace, [again])
