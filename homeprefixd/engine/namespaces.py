@@ -40,10 +40,18 @@ class Namespaces:
         self._sha256 = ""
         self._keys: dict[str, bytes] = {}
         self._ended = False
+        self._yielding = False
+        self._learned = threading.Event()
         self._thread = threading.Thread(target=self._learn, name="model-hash", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Until the hash is known and the store told, or `timeout` seconds; then hashing gives way to prefill."""
+        self._learned.wait(timeout)
+        self._yielding = True
+        return self._learned.is_set()
 
     def close(self) -> None:
         """End the thread soon; waits for it."""
@@ -77,26 +85,30 @@ class Namespaces:
         return opened.key
 
     def _learn(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # prefill comes first
         try:
             self._sha256 = combine([self._hash(part) for part in model_files(self._path)])
         except OSError as error:
             logger.warning("the cache stays off: %s cannot be hashed: %s", self._path, error)
+            self._learned.set()
             return
         except _EndedError:
             return
         self._on_known(self._describe(self._sha256, self._salt))
         self.key("")
+        self._learned.set()
 
     def _hash(self, path: Path) -> str:
         identity = file_identity(path)
-        asked = False
+        asked = lowered = False
 
         def remembered() -> str | None:
-            nonlocal asked
+            nonlocal asked, lowered
             if self._ended:
                 raise _EndedError
+            if self._yielding and not lowered:
+                lowered = True
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
             if asked or not self._store.connected:
                 return None
             asked = True

@@ -191,7 +191,7 @@ class Engine:
         for sequence in self._waiting:
             if self._restorer is None:
                 sequence.plan = ()
-            elif not self._restorer.planned(sequence) or self._is_behind(sequence):
+            elif not self._restorer.planned(sequence):
                 continue
             ready.append((sequence.matched + _AGEING * (now - sequence.request.arrived), sequence))
         ready.sort(key=lambda item: -item[0])
@@ -205,7 +205,7 @@ class Engine:
                 if now - sequence.request.arrived > _HEAD_OF_LINE:
                     return
                 continue
-            if self._is_behind(sequence):  # of one that was admitted in this very loop
+            if self._is_behind(sequence):
                 continue
             self._enter(sequence, now)
 

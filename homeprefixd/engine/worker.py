@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # they load llama.cpp, see `build`
 
 DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
 _HEARTBEAT = 1.0  # seconds
+_NAMESPACE_PATIENCE = 2.0  # seconds that `Ready` may wait for the model's hash
 _LAST_STEP = 10.0  # seconds that a step may still take once the daemon is gone
 _MAX_PARALLEL = 255  # llama.cpp has 256 sequence ids, one is scratch
 
@@ -98,11 +99,14 @@ class Worker:
 
     def run(self, channel: Channel[ToWorker]) -> None:
         """Serve until `Stop` or the daemon's end. On the calling thread: the engine."""
-        self.emit(Ready(model=self.info))
         self.intake.start()
+        threading.Thread(target=self._read, args=(channel,), name="reader", daemon=True).start()
         if self.namespaces is not None:
             self.namespaces.start()
-        threading.Thread(target=self._read, args=(channel,), name="reader", daemon=True).start()
+            # After a restart the hash is remembered, and the first request must find what is stored.
+            if not self.namespaces.wait(_NAMESPACE_PATIENCE):
+                logger.info("%s is being hashed; until then requests are served without the cache", self.info.path)
+        self.emit(Ready(model=self.info))
         done = threading.Event()
         threading.Thread(target=self._beat, args=(done,), name="heartbeat", daemon=True).start()
         try:

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from homeprefixd.engine import worker
+from homeprefixd.engine.scheduler import Engine
+from homeprefixd.engine.sequence import Sequence
 from homeprefixd.errors import from_frame
 from homeprefixd.frames import (
     Delta,
@@ -34,6 +39,32 @@ def load_frame(path: Path, **changes: Any) -> LoadModel:
         "template_timeout": 2.0, "reuse": "token", "salt": "", "max_queue": 8, "max_stall": 0.5,
     }  # fmt: skip
     return LoadModel(**{**values, **changes})
+
+
+class Logits:
+    """Logits of every sampled token, by request. Other batch shapes give other rounding, and it grows from token to
+    token; state or a row of another request gives other logits altogether. So texts may part only at a near-tie."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of: dict[str, list[np.ndarray]] = {}
+        original = Engine._next_token
+
+        def next_token(engine: Engine, sequence: Sequence, index: int) -> None:
+            self.of.setdefault(sequence.request.rid, []).append(engine._context.logits(index))
+            original(engine, sequence, index)
+
+        monkeypatch.setattr(Engine, "_next_token", next_token)
+
+    def compare(self, rid: str, other: str, tolerance: float = 0.03) -> int:
+        """Assert that two greedy requests agree to rounding; return for how many tokens they could be compared."""
+        for count, (a, b) in enumerate(zip(self.of[rid], self.of[other], strict=False)):
+            top = np.abs(a).max()
+            assert np.abs(a - b).max() / top < tolerance, f"other logits at token {count}"
+            if a.argmax() != b.argmax():
+                first, second = np.sort(a)[[-1, -2]]
+                assert (first - second) / top < tolerance, f"another token than a near-tie allows at {count}"
+                return count
+        return min(len(self.of[rid]), len(self.of[other]))
 
 
 class Running:

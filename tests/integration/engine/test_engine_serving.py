@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from homeprefixd.engine.bindings import Context
@@ -15,7 +16,7 @@ from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
 from homeprefixd.errors import BusyError, ContextOverflowError, HomeprefixdError, RequestError, UnavailableError
 from homeprefixd.frames import Accepted, Delta, Failure, Finished, Message, Progress, Sampling
-from tests.integration.engine.running import GREEDY, Running
+from tests.integration.engine.running import GREEDY, Logits, Running
 
 Run = Callable[..., Running]
 Tiny = Callable[[str], Path]
@@ -62,20 +63,84 @@ def test_more_requests_than_places(run: Run, tiny: Tiny, tokens: Tokens) -> None
     assert figures.counters["decode_tokens"] == 7 * 19  # the first one comes from the prompt
 
 
-def test_a_full_context_sets_the_youngest_aside_unnoticed(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+def test_a_full_context_sets_the_youngest_aside_unnoticed(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = Logits(monkeypatch)
     running = run(tiny("qwen3"), ctx=1024, pool=1024)
     running.known()
-    prompts = [tokens(200, 1), tokens(230, 2)]
-    alone = [running.ask(prompt, 500, cache=False)[0] for prompt in prompts]
+    prompts = [tokens(370, 1), tokens(380, 2)]  # so that it is full after some 130 tokens of each
+    alone = [running.ask(prompt, 200, cache=False)[1].rid for prompt in prompts]
     before = running.engine.counters["prefill_tokens"]
-    rids = [running.start(prompt, 500) for prompt in prompts]
+    rids = [running.start(prompt, 200) for prompt in prompts]
     ends = [running.finish(rid) for rid in rids]
     assert running.engine.counters["set_aside"] >= 1
-    assert [end.timings.predicted_n for end in ends] == [500, 500]
-    assert [running.text(rid)[:200] for rid in rids] == [text[:200] for text in alone]
-    assert running.engine.counters["prefill_tokens"] - before < 200 + 230 + 40  # it came back by look-up
+    assert [end.timings.predicted_n for end in ends] == [200, 200]
+    # It came back by look-up: each time only the one token was computed that always must be.
+    assert running.engine.counters["prefill_tokens"] - before == 370 + 380 + running.engine.counters["set_aside"]
     assert [end.timings.cache_n for end in ends] == [0, 0]  # nothing of the prompt was reused at first
     assert not [f for rid in rids for f in running.of(rid, Failure)]
+    for rid, other in zip(rids, alone, strict=True):
+        assert logits.compare(rid, other) > 10
+
+
+def test_coming_back_goes_on_where_it_was(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set aside at will, without neighbours: the same calls on the same state, so the same bits."""
+    logits = Logits(monkeypatch)
+    running = run(tiny("qwen3"))
+    running.known()
+    first = running.ask(tokens(200, 1), 100, cache=False)[1].rid
+    original = Engine._decode
+    asked: list[int] = []
+
+    def decode(self: Engine) -> None:
+        sequence = self._running[0]
+        if sequence.generated == 50 and not asked:
+            asked.append(len(sequence.tokens))
+            self._resident[-1] = sequence  # a second one, so that it is not the only one
+            self._make_room()
+            return
+        original(self)
+
+    monkeypatch.setattr(Engine, "_decode", decode)
+    second = running.ask(tokens(200, 1), 100)[1].rid
+    assert asked == [250]
+    assert running.engine.counters["restore_tokens"] == 249
+    assert running.text(first) == running.text(second)
+    assert all(np.array_equal(a, b) for a, b in zip(logits.of[first], logits.of[second], strict=True))
+
+
+def test_a_sampler_keeps_its_state_while_set_aside(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    """Biases and penalties far above any logit: the text depends on what the sampler has seen, and on nothing else."""
+    running = run(tiny("qwen3"), ctx=1024, pool=1024)
+    running.known()
+    bias = {5000 + i: 10_000.0 - 100 * i for i in range(40)}
+    sampling = Sampling(temperature=0, logit_bias=bias, frequency_penalty=37.0, repeat_last_n=900, ignore_eos=True)
+    alone = [running.ask(tokens(200, seed), 600, cache=False, sampling=sampling)[0] for seed in (1, 2)]
+    rids = [running.start(tokens(200, seed), 600, sampling=sampling) for seed in (1, 2)]
+    for rid in rids:
+        running.finish(rid)
+    assert running.engine.counters["set_aside"] >= 1
+    assert [running.text(rid) for rid in rids] == alone
+
+
+def test_ends_of_different_length_with_saving(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends, and is exported, in the middle of a step that others take part in."""
+    logits = Logits(monkeypatch)
+    running = run(tiny("qwen3"), parallel=3)
+    running.known()
+    lengths = (8, 11, 30)
+    alone = [running.ask(tokens(90, n), n, cache=False)[1].rid for n in lengths]
+    rids = [running.start(tokens(90, n), n) for n in lengths]
+    for rid in rids:
+        running.finish(rid)
+    compared = [logits.compare(rid, other) for rid, other in zip(rids, alone, strict=True)]
+    assert compared[:2] == [8, 11]
+    assert compared[2] > 14  # past both ends
 
 
 def test_set_aside_without_a_store_computes_again(run: Run, tiny: Tiny, tokens: Tokens) -> None:

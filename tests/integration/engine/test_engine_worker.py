@@ -245,14 +245,14 @@ def test_what_cannot_be_loaded_ends_with_a_failure_and_exit_3(start: Start, tmp_
 
 
 def test_the_end_of_the_daemon_is_the_end_of_the_worker(start: Start, demo_model: Path) -> None:
-    worker = start(demo_model)
+    worker = start(demo_model, batch=64)
     worker.wait(Ready)
     worker.channel.send(
         Generate("long", None, list(range(1000, 2900)), None, {}, 5, [], GREEDY, True)  # in the middle of a prefill
     )
     worker.wait(Accepted)
     worker.channel.close()
-    assert worker.exit() == 0
+    assert worker.exit(8) == 0  # after its step, well before the last resort of 10 s
 
 
 def test_a_cancel_reaches_a_worker_that_prefills(start: Start, demo_model: Path) -> None:
