@@ -38,6 +38,7 @@ class Namespaces:
         self._describe, self._on_known = describe, on_known
         self._lock = threading.Lock()
         self._sha256 = ""
+        self.description: dict[str, Any] = {}  # without a request's salt; empty until the hash is known
         self._keys: dict[str, bytes] = {}
         self._ended = False
         self._yielding = False
@@ -93,7 +94,8 @@ class Namespaces:
             return
         except _EndedError:
             return
-        self._on_known(self._describe(self._sha256, self._salt))
+        self.description = self._describe(self._sha256, self._salt)
+        self._on_known(self.description)
         self.key("")
         self._learned.set()
 

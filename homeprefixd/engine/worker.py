@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..channel import Channel, ChannelClosedError
 from ..child import become_child
 from ..errors import HomeprefixdError, ModelError
@@ -106,6 +108,7 @@ class Worker:
             # After a restart the hash is remembered, and the first request must find what is stored.
             if not self.namespaces.wait(_NAMESPACE_PATIENCE):
                 logger.info("%s is being hashed; until then requests are served without the cache", self.info.path)
+            self.info = msgspec.structs.replace(self.info, namespace=self.namespaces.description)
         self.emit(Ready(model=self.info))
         done = threading.Event()
         threading.Thread(target=self._beat, args=(done,), name="heartbeat", daemon=True).start()
