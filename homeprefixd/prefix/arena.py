@@ -54,6 +54,7 @@ class Arena:
         self._starts: list[int] = [0]  # of free extents, sorted
         self._free: dict[int, _Free] = {0: _Free(self.limit, False, 0.0)}
         self._recent: list[int] = []  # starts of resident free extents, freed last comes last; may be stale
+        self._unfilled: set[int] = set()  # allocated extents that may lack memory
         self._can_remove = True
         self._can_populate = True
 
@@ -86,7 +87,8 @@ class Arena:
         start = self._find(need)
         if start is None:
             return None
-        self._take(start, need)
+        if not self._take(start, need):
+            self._unfilled.add(start)
         self.used += need
         return start
 
@@ -94,7 +96,9 @@ class Arena:
         """Give back [offset, offset + size), as allocated. `now`: any clock in seconds, the same in `give_back`."""
         size = pages(size)
         self.used -= size
-        self._insert(offset, _Free(size, True, now))
+        resident = offset not in self._unfilled
+        self._unfilled.discard(offset)
+        self._insert(offset, _Free(size, resident, now))
 
     def shrink(self, offset: int, size: int, new_size: int, now: float) -> None:
         """Give back what an extent of `size` bytes has beyond `new_size` > 0 bytes."""
@@ -126,14 +130,18 @@ class Arena:
                 return first
         return None
 
-    def _take(self, start: int, need: int) -> None:
+    def _take(self, start: int, need: int) -> bool:
+        """Whether all of it has memory."""
+        resident = True
         while need:
             extent = self._remove(start)
+            resident = resident and extent.resident
             part = min(extent.size, need)
             if part < extent.size:
                 self._insert(start + part, _Free(extent.size - part, extent.resident, extent.since))
             start += part
             need -= part
+        return resident
 
     def _remove(self, start: int) -> _Free:
         del self._starts[bisect.bisect_left(self._starts, start)]
@@ -168,6 +176,12 @@ class Arena:
 
         Without it the first to write there would be killed by SIGBUS where memory is out. Thread-safe.
         """
+        if offset in self._unfilled and not self._fill(offset, size):
+            return False
+        self._unfilled.discard(offset)
+        return True
+
+    def _fill(self, offset: int, size: int) -> bool:
         if not self._can_populate:
             return True
         try:
@@ -192,7 +206,7 @@ class Arena:
             return False
         size = min(self._free[start].size, _STEP)
         self._take(start, size)
-        filled = self.populate(start, size)
+        filled = self._fill(start, size) and self._can_populate
         self._insert(start, _Free(size, filled, now))
         return filled
 

@@ -108,6 +108,19 @@ def test_prepared_memory_is_there() -> None:
     arena.close()
 
 
+def test_memory_that_could_not_be_had_is_asked_for_again(arena: Arena) -> None:
+    fill = arena._fill
+    arena._fill = lambda offset, size: False  # type: ignore[method-assign]
+    offset = arena.allocate(PAGE)
+    assert offset is not None
+    assert not arena.populate(offset, PAGE)
+    arena.free(offset, PAGE, 1.0)
+    arena._fill = fill  # type: ignore[method-assign]
+    assert arena.allocate(PAGE) == offset
+    assert arena.populate(offset, PAGE)
+    assert resident(arena) == PAGE
+
+
 def test_nobody_can_shorten_it(arena: Arena) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(arena.descriptor, PAGE)
