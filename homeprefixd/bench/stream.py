@@ -64,6 +64,8 @@ def ask(url: str, body: dict[str, Any], path: str = "/v1/chat/completions", time
             if "error" in event:
                 raise UnavailableError(str(event["error"].get("message", event["error"])))
             _take(answer, event, now)
+        if answer.finish_reason is None:
+            raise UnavailableError("the stream ended before the reply did")
         return answer
     finally:
         connection.close()

@@ -44,6 +44,14 @@ def child(server: Server, part: str) -> int | None:
     return None
 
 
+def alive(pid: int) -> bool:
+    """A zombie that nobody has reaped is dead."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def wait_until(condition: Any, what: str, timeout: float = 60.0) -> None:
     end = time.monotonic() + timeout
     while not condition():
@@ -112,9 +120,7 @@ def kill_at_random_moments(model: Path, directory: Path, expected: dict[int, str
                     clients.ending.set()
             if victim == "daemon":
                 server.process.wait(10)
-                wait_until(
-                    lambda c=children: not any(psutil.pid_exists(p) for p in c), "children end with the daemon", 10
-                )
+                wait_until(lambda c=children: not any(map(alive, c)), "children end with the daemon", 10)
                 server.start()
             else:
                 wait_until(server.healthy, f"healthy after SIGKILL of the {victim}")
