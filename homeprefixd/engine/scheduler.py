@@ -332,6 +332,15 @@ class Engine:
         sequence = self._choose_prefill()
         if sequence is None:
             return False
+        if self._context.pos_max(sequence.seq_id) != sequence.n_past - 1:
+            # llama.cpp would compute it all the same, without what is missing: a wrong answer that looks right.
+            logger.error("request %s: its cells are not what they should be, it is computed anew", sequence.request.rid)
+            self.counters["position_errors"] += 1
+            self._context.remove(sequence.seq_id)
+            sequence.forget_state()
+            if not sequence.generated:
+                sequence.cached = 0
+                sequence.tiers.clear()
         start, total = sequence.n_past, len(sequence.tokens)
         end = chunk_end(start, total, self._longest_call())
         self._batch.set_prompt(sequence.array()[start:end], start, sequence.seq_id)

@@ -11,7 +11,7 @@ import pytest
 from homeprefixd.engine.fingerprint import library_hashes
 from homeprefixd.frames import Accepted, Finished, Message, NamespaceKnown, Progress
 from tests.integration.engine.memory_store import MemoryStore
-from tests.integration.engine.running import GREEDY, Running, load_frame
+from tests.integration.engine.running import GREEDY, Running
 
 Run = Callable[..., Running]
 Tokens = Callable[..., list[int]]
@@ -71,6 +71,20 @@ def test_exact_reuse_gives_the_same_bits(
     assert again.cache_n == 320
     running.store.forget()
     assert other.ask(prompt + tokens(100, 1), 1)[1].timings.logits_sha256 == again.logits_sha256
+
+
+def test_an_idle_engine_computes_the_same_bits_whatever_ran_before(
+    run: Run, demo_model: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells of the next request begin at the first one again, not where those of an odd crowd ended."""
+    monkeypatch.setenv("HOMEPREFIXD_DEBUG_LOGITS", "1")
+    running = run(demo_model, parallel=3)
+    fresh = running.ask(tokens(150), 1, cache=False)[1].timings.logits_sha256
+    for first, second in ((5, 40), (40, 5)):
+        rids = [running.start(tokens(37, 1), first), running.start(tokens(53, 2), second)]
+        for rid in rids:
+            running.finish(rid)
+        assert running.ask(tokens(150), 1, cache=False)[1].timings.logits_sha256 == fresh
 
 
 def test_grid_is_claimed_only_for_what_was_computed_alone_on_the_grid(
@@ -275,7 +289,3 @@ def test_accepted_comes_first(run: Run, tiny: Callable[[str], Path], tokens: Tok
     assert kinds[-1] == "Finished"
     assert running.of(rid, Accepted)[0].prompt_n == 100
     assert [p.done for p in running.of(rid, Progress)] == [64, 100]
-
-
-def test_load_frames_are_whole(demo_model: Path) -> None:
-    assert load_frame(demo_model).parallel == 2
