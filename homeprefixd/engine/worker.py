@@ -39,6 +39,7 @@ from ..frames import (
     ToWorker,
     UseStore,
 )
+from ..prefix.blocks import MODEL_NAME
 from .failures import failure_of
 
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
@@ -207,9 +208,10 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     if slicer is not None:
 
         def description(sha256: str, salt: str) -> dict[str, Any]:
-            return describe(
+            found = describe(
                 model, context, sha256=sha256, libraries=library_hashes(), gpu_layers=load.gpu_layers, salt=salt
             )
+            return {**found, MODEL_NAME: load.alias}
 
         namespaces = Namespaces(
             store, path, load.salt, description, lambda known: emit(NamespaceKnown(namespace=known))

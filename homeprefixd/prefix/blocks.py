@@ -33,9 +33,17 @@ TokensBE = NewType("TokensBE", bytes)
 """Tokens as big-endian u32: their byte order is their order, which the tree's table needs."""
 
 
+MODEL_NAME = "model"
+"""Key of a description that is not hashed: what people call the model, for lists and purges."""
+
+
 def namespace_of(description: Mapping[str, object]) -> Namespace:
-    """The root key of a description: BLAKE2b-256 of its canonical JSON (sorted keys, no spaces, UTF-8)."""
-    text = json.dumps(description, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """The root key of a description: BLAKE2b-256 of its canonical JSON (sorted keys, no spaces, UTF-8).
+
+    MODEL_NAME is left out: the same file under another name has the same state.
+    """
+    hashed = {key: value for key, value in description.items() if key != MODEL_NAME}
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return Namespace(hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest())
 
 

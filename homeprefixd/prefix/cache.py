@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ..frames import NewNode, PlanNode
 from .arena import Arena, pages
-from .blocks import BLOCK_TOKENS, Namespace, TokensBE, block_key, namespace_of, swap
+from .blocks import BLOCK_TOKENS, MODEL_NAME, Namespace, TokensBE, block_key, namespace_of, swap
 from .codec import DamagedError, Decoder
 from .disk import Disk, MissingError, Touch, WarmTable
 from .hot import HotNode, HotTier
@@ -148,7 +148,7 @@ class Cache:
         """Register a description. Returns its key and how stored ones of the same model content differ from it."""
         namespace = namespace_of(description)
         with self.lock:
-            if namespace not in self.namespaces:
+            if self.namespaces.get(namespace) != description:  # unknown, or called by another name now
                 self.namespaces[namespace] = dict(description)
                 self.new_namespaces[namespace] = dict(description)
             stored = self.disk.sums.nodes if self.disk else {}
@@ -529,7 +529,7 @@ def _differences(description: Mapping[str, Any], others: Sequence[Mapping[str, A
     found: dict[str, None] = {}
     for other in map(_flat, others):
         if "model_sha256" in here and all(other.get(name) == here.get(name) for name in ("model_sha256", "salt")):
-            for name in sorted({*here, *other}):
+            for name in sorted({*here, *other} - {MODEL_NAME}):
                 if other.get(name) != here.get(name):
                     stored, now = other.get(name, "none"), here.get(name, "none")
                     found[f"{name}: stored prefixes have {stored}, this run {now}"] = None

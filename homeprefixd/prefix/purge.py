@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import NotFoundError, RequestError, StoreError
+from .blocks import MODEL_NAME
 from .cache import Cache
 from .disk import DiskFullError, DiskTroubleError, WarmTable
 from .tree import NodeTable, Placed, shorter
@@ -25,10 +26,7 @@ class Removed(NamedTuple):
 
 def model_label(description: Mapping[str, Any]) -> str:
     """What a namespace's model is called: its name, or the beginning of its content's hash."""
-    for name in ("model", "model_name", "name"):
-        if isinstance(description.get(name), str) and description[name]:
-            return str(description[name])
-    return str(description.get("model_sha256", ""))[:12]
+    return str(description.get(MODEL_NAME) or description.get("model_sha256", "")[:12])
 
 
 def is_model(description: Mapping[str, Any], model: str) -> bool:
