@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from many_nodes import PATH_NODES, fill
 from prefix_testing import MIB, Store, Worker
 
 from homeprefixd import frames
+from homeprefixd.bench.many_nodes import PATH_NODES, fill
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, to_le
 
 NODES = 100_000
