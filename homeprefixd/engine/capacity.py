@@ -10,6 +10,9 @@ from .bindings import Model
 
 DEFAULT_CTX = 32768
 _ROUND = 256  # what llama.cpp pads a context to
+_ALIAS = 4096
+"""Cells. Without flash attention V has a row of all cells for each dimension. A pool that is a multiple of this puts
+one cell's values of all rows into the same few cache sets, and restoring is a quarter slower (measured)."""
 _BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5,
          "iq4_nl": 4.5}  # fmt: skip
 _LONG_FACTORS = b"rope_factors_long.weight"
@@ -39,6 +42,11 @@ def kv_bytes_per_token(model: Model, kv_type: str) -> float:
     return sum(kv_heads) * (key + value) * _BITS.get(kv_type, 32.0) / 8
 
 
+def score_bytes_per_cell(model: Model, batch: int) -> float:
+    """Bytes of the matrix of attention scores (f32) that each cell costs where flash attention is off."""
+    return max(_numbers(model.meta("{arch}.attention.head_count")) or [0]) * 4.0 * batch
+
+
 def original_context(model: Model) -> int:
     """Tokens up to which a long-rope model uses its short factors; 0 for models that do not choose by pool size."""
     original = _numbers(model.meta("{arch}.rope.scaling.original_context_length"))
@@ -48,11 +56,16 @@ def original_context(model: Model) -> int:
         return original[0] if _LONG_FACTORS in file.read(_HEADER_BYTES) else 0
 
 
-def choose(model: Model, *, ctx: int, pool: int, memory: int, parallel: int, kv_type: str) -> Capacity:
-    """Resolve what is 0. `memory`: bytes for cells, 0 for a quarter of what is free now. Raises ModelError."""
+def choose(
+    model: Model, *, ctx: int, pool: int, memory: int, parallel: int, kv_type: str, score_bytes: float = 0.0
+) -> Capacity:
+    """Resolve what is 0. `memory`: bytes for cells, 0 for a quarter of what is free now. Raises ModelError.
+
+    `score_bytes`: what a cell costs beside its K and V (`score_bytes_per_cell`).
+    """
     if pool and ctx and pool < ctx:
         raise ModelError(f"`model.pool` is {pool} and `model.ctx` {ctx}: the pool of cells must hold one request.")
-    per_token = kv_bytes_per_token(model, kv_type)
+    per_token = kv_bytes_per_token(model, kv_type) + score_bytes
     free = available_memory()
     budget = memory or free // 4
     affordable = int(budget / per_token) if per_token else 2**31
@@ -73,7 +86,10 @@ def choose(model: Model, *, ctx: int, pool: int, memory: int, parallel: int, kv_
     most = max(own, min(parallel * own, affordable))
     if original and own <= original:  # beyond it, every stored prefix would be computed with other factors
         most = min(most, original)
-    return Capacity(own, max(_up(own), most // _ROUND * _ROUND))
+    chosen = max(_up(own), most // _ROUND * _ROUND)
+    if score_bytes and chosen % _ALIAS == 0:
+        chosen += -_ROUND if chosen - _ROUND >= own else 0 if chosen == original else _ROUND
+    return Capacity(own, chosen)
 
 
 def _up(tokens: int) -> int:

@@ -178,10 +178,16 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
     path = Path(load.path)
     model = Model.load(path, LlamaLog(), gpu_layers=load.gpu_layers, progress=_progress(emit))
-    size = capacity.choose(
-        model, ctx=load.ctx, pool=load.pool, memory=load.memory, parallel=load.parallel, kv_type=load.kv_type
-    )
     batch = max(64, load.batch // 64 * 64)
+    size = capacity.choose(
+        model,
+        ctx=load.ctx,
+        pool=load.pool,
+        memory=load.memory,
+        parallel=load.parallel,
+        kv_type=load.kv_type,
+        score_bytes=0.0 if load.flash_attention else capacity.score_bytes_per_cell(model, batch),
+    )
     threads = load.threads or len(os.sched_getaffinity(0))
     context = Context(
         model,

@@ -107,6 +107,9 @@ def test_capacity() -> None:
     assert choose(memory=per_token * 10_000) == capacity.Capacity(8192, 9984)
     assert choose(memory=per_token * 5000).ctx == 5000
     assert choose(memory=per_token * 5000, ctx=6000) == capacity.Capacity(6000, 6144)  # what was asked for
+    assert choose(score_bytes=1) == capacity.Capacity(8192, 32512)  # not a multiple of 4096
+    assert choose(score_bytes=1, parallel=1) == capacity.Capacity(8192, 8448)
+    assert choose(memory=2 * per_token * 10_000, score_bytes=per_token) == capacity.Capacity(8192, 9984)
     assert choose(pool=3000) == capacity.Capacity(3000, 3072)
     with pytest.raises(ModelError, match=r"`model\.pool` is 512"):
         choose(pool=512, ctx=1024)
