@@ -159,7 +159,7 @@ class MainJob:
         server = self.ours("saving")
         with _running(server, None):
             ratios = []
-            for pair in range(max(3, self.pairs // 2)):
+            for pair in range(max(5, self.pairs)):
                 on = {"cache_prompt": True}, 1000 + 2 * pair
                 off = {"cache_prompt": False}, 1001 + 2 * pair
                 times = {}
@@ -167,7 +167,7 @@ class MainJob:
                     answer = ask(server.url, body(next(self.numbers), seed=seed, max_tokens=1, **more))
                     rate = answer.timings["prompt_n"] / answer.timings["prompt_ms"]
                     times[more["cache_prompt"]] = rate
-                    time.sleep(3)  # what was saved behind is written now, so that it slows nobody's turn but its own
+                    time.sleep(4)  # what was saved is written now, in nobody's turn
                 ratios.append(times[True] / times[False])
         self.report("prefill speed, saving on / off", median(ratios), 0.97, False, f"{len(ratios)} pairs")
 

@@ -98,7 +98,8 @@ class Directory:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_network(path.resolve(), mounts)
-            os.chmod(path, 0o700)
+            if self.data.exists() or not any(path.iterdir()):  # else it is somebody's, for other things too
+                os.chmod(path, 0o700)
             self._lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(

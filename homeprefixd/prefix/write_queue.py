@@ -1,7 +1,7 @@
 """Which hot nodes wait to be written, within a bound of bytes.
 
-Whole blocks are written soon, tails only once they have stopped growing. Not thread-safe: `cache.py` calls it under its
-lock.
+Whole blocks are written once no others have come for a while: while a prompt is prefilled, compressing would take a
+core from it. Tails are written once they have stopped growing. Not thread-safe: `cache.py` calls it under its lock.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from .blocks import BLOCK_TOKENS
 from .hot import HotNode
 
-LINGER = 0.25
-"""Seconds that a block waits for others, so that they share a transaction."""
+QUIET = 2.0
+"""Seconds without a new whole block after which the waiting ones are written."""
+
+PATIENCE = 30.0
+"""Seconds after which a whole block is written anyway. So is every one while half of the bound is used."""
 
 
 class WriteQueue:
@@ -22,49 +25,62 @@ class WriteQueue:
         self.limit = limit
         self.bytes = 0
         self._tail_delay = tail_delay
-        self._due: dict[HotNode, float] = {}  # in the order of coming, so parents before children
+        self._quiet = min(QUIET, tail_delay)
+        self._came: dict[HotNode, float] = {}  # when; in this order, so parents before children
+        self._last_whole = 0.0
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self._came)
 
     def __contains__(self, hot: HotNode) -> bool:
-        return hot in self._due
+        return hot in self._came
 
     def __iter__(self) -> Iterator[HotNode]:
-        return iter(self._due)
+        return iter(self._came)
 
     def add(self, hot: HotNode, now: float) -> list[HotNode]:
         """Let `hot` wait; returns those that must not wait because of it: the oldest tails, or `hot` itself."""
         given_up: list[HotNode] = []
         if self.bytes + hot.size > self.limit:
-            for tail in [other for other in self._due if other.node.length < BLOCK_TOKENS]:
+            for tail in [other for other in self._came if other.node.length < BLOCK_TOKENS]:
                 if self.bytes + hot.size <= self.limit:
                     break
                 self.remove(tail)
                 given_up.append(tail)
-        if self._due and self.bytes + hot.size > self.limit:
+        if self._came and self.bytes + hot.size > self.limit:
             return [*given_up, hot]
-        whole = hot.node.length == BLOCK_TOKENS
-        self._due[hot] = now + (min(LINGER, self._tail_delay) if whole else self._tail_delay)
+        self._came[hot] = now
+        if hot.node.length == BLOCK_TOKENS:
+            self._last_whole = now
         self.bytes += hot.size
         hot.queued = True
         return given_up
 
     def remove(self, hot: HotNode) -> None:
         """It waits no longer. Those that do not wait are ignored."""
-        if self._due.pop(hot, None) is not None:
+        if self._came.pop(hot, None) is not None:
             self.bytes -= hot.size
             hot.queued = False
 
     def due(self, now: float) -> list[HotNode]:
         """Those whose time has come, in the order of coming."""
-        return [hot for hot, moment in self._due.items() if moment <= now]
+        return [hot for hot in self._came if self._moment(hot) <= now]
 
     def next_due(self) -> float | None:
         """When the next one's time comes; None if none waits."""
-        return min(self._due.values(), default=None)
+        return min(map(self._moment, self._came), default=None)
+
+    def _moment(self, hot: HotNode) -> float:
+        came = self._came[hot]
+        if hot.node.length < BLOCK_TOKENS:
+            return came + self._tail_delay
+        if self.bytes > self.limit // 2:
+            return came
+        return min(came + PATIENCE, self._last_whole + self._quiet)
 
     def check(self) -> None:
         """Raises ValueError if the sums do not agree."""
-        if self.bytes != sum(hot.size for hot in self._due) or not all(hot.queued and hot.indexed for hot in self._due):
+        if self.bytes != sum(hot.size for hot in self._came) or not all(
+            hot.queued and hot.indexed for hot in self._came
+        ):
             raise ValueError(f"the write queue's {self.bytes} bytes do not add up")

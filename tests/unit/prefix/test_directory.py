@@ -96,3 +96,11 @@ def test_only_the_newest_file_set_aside_is_kept(tmp_path: Path) -> None:
     assert kept.read_text() == "new"
     assert not directory.data.exists()
     directory.release(clean=True)
+
+
+def test_the_mode_of_somebodys_directory_is_left_alone(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    (shared / "notes.txt").touch()
+    Directory(shared, create=True).release(clean=True)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755
