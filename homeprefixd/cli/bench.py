@@ -9,8 +9,6 @@ from pathlib import Path
 import click
 
 from ..errors import ConfigError
-from ..machine import physical_cores
-from ..models.catalog import Catalog
 from .output import Column, Output, ProgressLine, seconds_text
 from .settings import json_flag, load_settings, setting_flags
 
@@ -21,10 +19,18 @@ def bench() -> None:
 
 
 def _model(given: dict[str, str | None]) -> Path:
+    from ..models.catalog import Catalog
+
     specs = Catalog.from_config(load_settings(given).config.model).specs
     if not specs:
         raise ConfigError("A benchmark needs a model, and model.path is none.", param="model.path")
     return specs[0].path
+
+
+def _threads(given: dict[str, str | None]) -> int:
+    from ..machine import physical_cores
+
+    return load_settings(given).config.model.threads or physical_cores()
 
 
 @bench.command()
@@ -47,7 +53,7 @@ def main(
     from ..bench.main_job import as_json as plain
 
     output, progress = Output(as_json), ProgressLine()
-    threads = int(given.get("threads") or 0) or physical_cores()
+    threads = _threads(given)
     flags = shlex.split(llama_server_flags)
     job = MainJob(
         str(_model(given)), threads, peer=llama_server, peer_flags=flags, pairs=pairs, only=only, say=progress.show
@@ -82,7 +88,7 @@ def attention(as_json: bool, **given: str | None) -> None:
     from ..bench.attention import BATCHES, DEPTH, measure
 
     output = Output(as_json)
-    threads = int(given.get("threads") or 0) or physical_cores()
+    threads = _threads(given)
     timings = measure(_model(given), threads, 256)
     if as_json:
         output.document([asdict(timing) for timing in timings])
