@@ -29,6 +29,7 @@ SYSTEM_FILE = Path("/etc/homeprefixd/config.toml")
 OTHER_VARIABLES: Mapping[str, str] = {
     "HOMEPREFIXD_CONFIG": "the configuration file, where --config is not given",
     "HOMEPREFIXD_DEBUG_LOGITS": "1: replies carry a hash of the first token's logits (`timings.logits_sha256`)",
+    "HOMEPREFIXD_PROGRAM": "what hints call the command; `scripts/run` sets it",
     "HOMEPREFIXD_TRACEBACK": "1: the command shows the traceback of an unexpected error",
 }
 """Variables that are not settings, with their meaning. Every other `HOMEPREFIXD_*` must name a setting."""

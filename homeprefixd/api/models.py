@@ -35,6 +35,16 @@ async def models(request: web.Request) -> web.Response:
     return json_response({"object": "list", "data": [_model(info, backend.created(info.alias)) for info in loaded]})
 
 
+async def model(request: web.Request) -> web.Response:
+    """`GET /v1/models/{id}`. 404 for an unknown one, 503 while it loads."""
+    backend = request.app[BACKEND]
+    alias = backend.resolve(request.match_info["id"])
+    for info in backend.models():
+        if info.alias == alias:
+            return json_response(_model(info, backend.created(alias)))
+    raise _unavailable(backend.status())
+
+
 def _reason(status: dict[str, Any]) -> str:
     """What `/health` says; the words for loading are llama-server's, which clients compare."""
     return "Loading model" if status.get("state") == "loading" else str(status.get("reason") or status.get("state"))
@@ -62,7 +72,8 @@ async def root(request: web.Request) -> web.Response:
             "version": __version__,
             "description": "A llama.cpp server whose long prompts cost nothing the second time.",
             "models": [info.alias for info in request.app[BACKEND].models()],
-            "api": ["/v1/models", "/v1/chat/completions", "/v1/completions", "/health", "/cache/stats"],
+            "api": ["/v1/models", "/v1/chat/completions", "/v1/completions", "/health"],
+            "admin": ["/cache/stats", "/cache/prefixes", "/cache/purge"],
         }
     )
 
@@ -74,4 +85,6 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/health", health),
         web.get("/v1/models", models),
         web.get("/models", models),
+        web.get("/v1/models/{id}", model),
+        web.get("/models/{id}", model),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from .settings import json_flag, load_settings, setting_flags
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def cache_flags(function: Decorated) -> Decorated:
@@ -44,37 +45,44 @@ def stats(url: str | None, as_json: bool, **given: str | None) -> None:
     if as_json:
         output.document(figures)
     else:
-        output.table([Column("what"), Column("value", right=True)], list(figure_rows(figures)))
+        output.table([Column("what"), Column("value", flexible=True)], summary(figures))
+        output.line("All figures: --json")
 
 
-def figure_rows(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    """Nested figures as (name, text), in their order: {"hot": {"bytes": 1024}} is ("hot bytes", "1.0 KiB").
-
-    A namespace's description is left out.
-    """
+def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a person wants to know of a store's figures (`GET /cache/stats`), as (name, text)."""
+    hot, warm, counters = figures["hot"], figures["warm"], figures["counters"]
     rows: list[tuple[str, str]] = []
-    for name, value in figures.items():
-        if name == "description":
-            continue  # of a namespace: some thirty lines that belong into --json
-        title = f"{above} {name}".strip().replace("_", " ")
-        if isinstance(value, Mapping):
-            rows.extend(figure_rows(value, title))
-        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            for number, item in enumerate(value, start=1):
-                rows.extend(figure_rows(item, f"{title} {number}"))
-        elif isinstance(value, list):
-            rows.append((title, ", ".join(map(str, value)) if value else "-"))
-        else:
-            rows.append((title, _figure(name, value)))
+    for worker in figures.get("daemon", {}).get("workers", []):
+        reason = worker.get("reason") or worker.get("cache_reason") or ""
+        rows.append((f"model {worker['alias']}", ": ".join(filter(None, (worker["state"], reason)))))
+    if "daemon" in figures:
+        rows.append(("hot, in RAM", _tier(hot, f"{size_text(hot['bytes'])} of {size_text(hot['limit'])}")))
+        disk = f"{size_text(warm['bytes'])} of {size_text(warm['limit'])}"
+    else:
+        disk = size_text(warm["bytes"])  # the limit is the daemon's, and it is not running
+    state = "" if warm["state"] == "ok" else f" ({warm['state']}: {warm.get('reason') or 'no reason is known'})"
+    rows.append(("warm, on disk", _tier(warm, disk) + state))
+    if figures["queue"]["nodes"]:
+        waiting = f"{count_text(figures['queue']['nodes'])} blocks, {size_text(figures['queue']['bytes'])}"
+        rows.append(("waiting to be written", waiting))
+    if "daemon" in figures:
+        lookups, hits = counters["lookups"], counters["hits"]
+        share = f" ({hits / lookups:.0%})" if lookups else ""
+        reused = counters["tokens_matched_hot"], counters["tokens_matched_warm"]
+        rows += [
+            ("running for", age_text(time.time() - figures["uptime_s"]).removesuffix(" ago")),
+            ("requests that found something", f"{count_text(hits)} of {count_text(lookups)}{share}"),
+            ("tokens found", f"{count_text(reused[0])} hot, {count_text(reused[1])} warm"),
+            ("written", size_text(counters["written_bytes"])),
+            ("evicted", f"{count_text(counters['evicted_hot'])} hot, {count_text(counters['evicted_warm'])} warm"),
+            ("damaged, lost, errors", ", ".join(count_text(counters[name]) for name in ("damaged", "lost", "errors"))),
+        ]
     return rows
 
 
-def _figure(name: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float) or name == "pid":
-        return "-" if value in (None, "") else str(value)
-    if name in ("bytes", "limit") or name.endswith("_bytes"):
-        return size_text(value)
-    return count_text(value) if isinstance(value, int) else f"{value:,.3g}" if value < 1000 else count_text(value)
+def _tier(tier: Mapping[str, Any], size: str) -> str:
+    return f"{size}, {count_text(tier['nodes'])} blocks"
 
 
 @click.command()
@@ -99,13 +107,13 @@ def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | No
         return
     columns = [
         Column("id"),
-        Column("model"),
+        Column("model", optional=2),
         Column("tokens", right=True),
-        Column("own", right=True),
+        Column("own", right=True, optional=1),
         Column("size", right=True),
-        Column("tiers"),
+        Column("tiers", optional=3),
         Column("last use", right=True),
-        Column("hits", right=True),
+        Column("hits", right=True, optional=1),
         Column("preview", flexible=True),
     ]
     output.table(columns, [_prefix_row(prefix) for prefix in prefixes])
@@ -155,7 +163,8 @@ def purge(
     if as_json:
         output.document(done)
     else:
-        output.line(f"removed {count_text(done['nodes'])} blocks, {size_text(done['bytes'])}")
+        blocks = "1 block" if done["nodes"] == 1 else f"{count_text(done['nodes'])} blocks"
+        output.line(f"removed {blocks}, {size_text(done['bytes'])}")
 
 
 def _filter(
@@ -192,7 +201,7 @@ def _identifier(text: str) -> str:
 
 
 def age_seconds(text: str) -> float:
-    """Seconds of `30d`, `12h`, `90min`, `45s` or `45`. Raises click.UsageError."""
+    """Seconds of `30d`, `12h`, `90min`, `45s`; a number alone could mean anything. Raises click.UsageError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not found or found[2] not in _UNITS or not float(found[1]):
         raise click.UsageError(f"--older-than cannot be {text!r}; allowed: an age such as 30d, 12h, 90min or 45s")

@@ -58,8 +58,11 @@ def show(origin: bool, as_json: bool, **given: str | None) -> None:
 @json_flag
 @setting_flags(*SETTING_FLAGS)
 def check(as_json: bool, **given: str | None) -> None:
-    """Check file, environment and flags; exit 2 where a setting is refused."""
+    """Check file, environment and flags; exit 2 where a setting is refused, 3 where the model's file is."""
     loaded = load_settings(given)
+    from ..models.catalog import Catalog
+
+    Catalog.from_config(loaded.config.model)
     output = Output(as_json)
     file = None if loaded.file is None else str(loaded.file)
     count = sum(origin.kind != "default" for origin in loaded.origins.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import tempfile
 import threading
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..errors import HomeprefixdError, UnavailableError
+from ..errors import ConfigError, HomeprefixdError, ModelError, StoreError, UnavailableError
 from .output import Column, Output, ProgressLine, count_text, seconds_text, size_text
 from .settings import json_flag
 
@@ -35,13 +36,14 @@ WRITE_TIMEOUT = 15.0  # seconds that the demo waits for the write-behind queue, 
 STOP_TIMEOUT = 30.0  # seconds
 
 APPS = """\
-To serve your own apps:   homeprefixd serve [--model FILE.gguf] [--host 0.0.0.0]
+To serve your own apps:   PROGRAM serve [--model FILE.gguf] [--host 0.0.0.0]
   base URL                http://127.0.0.1:8080/v1   (any API key; there is none to check yet)
-  curl                    curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl                    curl http://127.0.0.1:8080/v1/chat/completions \\
+                            -H 'Content-Type: application/json' \\
                             -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   Home Assistant          add the llama.cpp integration, URL http://HOST:8080
   Open WebUI              Admin Settings, Connections, OpenAI API: URL http://HOST:8080/v1
-What is cached:           homeprefixd stats, homeprefixd ls, homeprefixd purge
+What is cached:           PROGRAM stats, PROGRAM ls, PROGRAM purge
 """
 
 
@@ -87,10 +89,11 @@ def demo(model: str | None, cache_dir: str | None, keep: bool, as_json: bool) ->
         output.document({"steps": [asdict(step) for step in steps], "cache_dir": kept})
         return
     show(output, steps)
+    program = os.environ.get("HOMEPREFIXD_PROGRAM", "homeprefixd")  # what was typed to come here
     if kept:
-        output.line(f"The cache is kept in {kept}: homeprefixd stats --cache-dir {kept}")
+        output.line(f"The cache is kept in {kept}: {program} stats --cache-dir {kept}")
         output.line()
-    output.line(APPS.rstrip())
+    output.line(APPS.rstrip().replace("PROGRAM", program))
 
 
 def show(output: Output, steps: list[Step]) -> None:
@@ -158,7 +161,9 @@ class Demo:
         except UnavailableError as error:
             mark = "homeprefixd: error: "
             said = [line for line in server.last_words().splitlines() if line.startswith(mark)]
-            raise HomeprefixdError(said[-1].removeprefix(mark) if said else error.message) from error
+            status = server.process.returncode if server.process else 1
+            kind = next((k for k in (ConfigError, ModelError, StoreError) if k.exit_code == status), HomeprefixdError)
+            raise kind(said[-1].removeprefix(mark) if said else error.message) from error
 
     def _ask(self, server: Server, number: int, text: str) -> None:
         from ..bench.household import household_messages

@@ -13,17 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-_NARROWEST = 8  # letters of a column that is cut
+_NARROWEST = 16  # letters of a column that is cut
 _PADDING = 3  # blanks that a column adds to its text
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `right`: numbers. `flexible`: the one that is cut where the terminal is too narrow."""
+    """A column of a table. `right`: numbers.
+
+    Where the terminal is too narrow, the `flexible` one is cut in its middle, then those that are `optional` are left
+    out, the lowest number first.
+    """
 
     title: str
     right: bool = False
     flexible: bool = False
+    optional: int = 0
 
 
 class Output:
@@ -69,22 +74,34 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        titles = [column.title for column in columns]
         width = shutil.get_terminal_size().columns
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        widths = [max(cell_len(line[index]) for line in [titles, *rows]) for index in range(len(columns))]
-        fixed = sum(size for size, column in zip(widths, columns, strict=True) if not column.flexible)
-        rest = max(_NARROWEST, width - fixed - _PADDING * len(columns) - 1)
-        for column in columns:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        lines = [[column.title for column in columns], *rows]
+        widths = [max(cell_len(line[index]) for line in lines) for index in range(len(columns))]
+        shown = list(range(len(columns)))
+
+        def room() -> int:
+            """What is left for the flexible column."""
+            fixed = sum(widths[index] for index in shown if not columns[index].flexible)
+            return width - fixed - _PADDING * len(shown) - 1
+
+        for index in sorted((i for i in shown if columns[i].optional), key=lambda i: columns[i].optional):
+            if room() < _NARROWEST:
+                shown.remove(index)
+        rest = max(_NARROWEST, room())
+        for index in shown:
+            column = columns[index]
             table.add_column(
                 column.title,
                 justify="right" if column.right else "left",
                 no_wrap=True,
                 overflow="ellipsis",
+                min_width=None if column.flexible else widths[index],
                 max_width=rest if column.flexible else None,
             )
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))  # Text: what is in a cell is no markup
+            cells = [shortened(row[i], rest) if columns[i].flexible else row[i] for i in shown]
+            table.add_row(*(Text(cell) for cell in cells))  # Text: what is in a cell is no markup
         Console(file=self.stream, width=width).print(table)
 
 
@@ -119,6 +136,14 @@ class ProgressLine:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
         self._shown = ""
+
+
+def shortened(text: str, width: int) -> str:
+    """`text` in at most `width` letters: the end of a long one says more than its middle."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 3
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
 def printable(text: str) -> str:

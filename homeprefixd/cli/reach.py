@@ -129,6 +129,8 @@ def call(url: str, path: str, body: Mapping[str, Any] | None = None, timeout: fl
     Raises RequestError, NotFoundError, UnavailableError or HomeprefixdError with the daemon's message;
     UnavailableError has the detail `answered`: False when nothing came at all.
     """
+    if "://" not in url:
+        url = f"http://{url}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the daemon is at home
     data = None if body is None else json.dumps(body).encode()
     try:

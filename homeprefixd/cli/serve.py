@@ -66,7 +66,12 @@ class JsonReporter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._told: tuple[str, str, int] | None = None
 
     def __call__(self, state: DaemonState) -> None:
+        new = state.phase, state.message, int(state.progress / PROGRESS_STEP) if state.phase == "loading" else 0
+        if new == self._told:
+            return
+        self._told = new
         self._stream.write(json.dumps(dataclasses.asdict(state)) + "\n")
         self._stream.flush()

@@ -12,10 +12,13 @@ AMX's registers. So we ask first, in such a thread.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
+import os
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,13 +84,27 @@ def _without_amx() -> tuple[str, ...]:
             stack = ctypes.create_string_buffer(size)
             if libc.sigaltstack(ctypes.byref(_StackT(ctypes.addressof(stack), 0, size)), None) == 0:
                 break
-        result.append(_extra_buffer_types())
+        with _silenced_stderr():
+            result.append(_extra_buffer_types())
         libc.sigaltstack(ctypes.byref(_StackT(None, _SS_DISABLE, 0)), None)
 
     thread = threading.Thread(target=ask, name="kernels")
     thread.start()
     thread.join()
     return result[0]
+
+
+@contextlib.contextmanager
+def _silenced_stderr() -> Iterator[None]:
+    """ggml writes to the descriptor itself that it may not use AMX, which is what was wanted."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _extra_buffer_types() -> tuple[str, ...]:

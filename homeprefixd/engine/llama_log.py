@@ -16,6 +16,8 @@ _WARNING, _ERROR, _CONTINUED = 3, 4, 5
 # llama.cpp's INFO is a page per model, and a full context is a WARN to it: one step quieter than it thinks.
 _LEVELS = {2: logging.DEBUG, _WARNING: logging.INFO, _ERROR: logging.WARNING}
 
+_EXPECTED = ("possible training context overflow",)  # the pool of cells is shared: no request is as long as it
+
 logger = logging.getLogger(__name__)
 
 
@@ -47,7 +49,8 @@ class LlamaLog:
         line, self._open = self._open.strip(), ""
         if line.strip("."):  # progress dots
             self._lines.append((self._level, line))
-            logger.log(_LEVELS.get(self._level, logging.DEBUG), "%s", line)
+            quiet = any(text in line for text in _EXPECTED)
+            logger.log(logging.DEBUG if quiet else _LEVELS.get(self._level, logging.DEBUG), "%s", line)
 
     def clear(self) -> None:
         """Forget the lines kept so far, so that `reason` speaks of what comes next."""

@@ -144,6 +144,17 @@ class Request:
             self._arrived.set()
 
 
+def _log_request(end: Finished) -> None:
+    """One line, without a word of the prompt."""
+    t = end.timings
+    reused = ", ".join(f"{count} {tier}" for tier, count in t.cache_tiers.items()) or "none"
+    logger.info(
+        "%s: %d tokens (reused: %s), first token after %.2f s, %d generated in %.2f s, %s",
+        end.rid, t.total_prompt_n, reused, (t.queue_ms + t.restore_ms + t.prompt_ms) / 1e3, t.predicted_n,
+        t.predicted_ms / 1e3, end.reason,
+    )  # fmt: skip
+
+
 class WorkerLink:
     """Owns one worker process and the requests it computes. Everything runs on the event loop."""
 
@@ -417,6 +428,7 @@ class WorkerLink:
                 if not request.put(frame):
                     self.leave(request)
                 elif isinstance(frame, Finished):
+                    _log_request(frame)
                     self._forget(request)
             case Failure(rid=None):
                 self._failure = frame

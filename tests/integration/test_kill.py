@@ -1,6 +1,6 @@
 """SIGKILL of worker, store or daemon at random moments while requests prefill, save and evict.
 
-The short form runs in CI; `scripts/test -m long tests/integration/test_kill.py` runs the 120 moments of the full form.
+The short form runs in CI; `scripts/test -m long tests/integration/test_kill.py` runs the 105 moments of the full form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from homeprefixd.bench.server import Server, homeprefixd
-from homeprefixd.bench.stream import ask
+from homeprefixd.bench.stream import Answer, ask
 from homeprefixd.errors import UnavailableError
 
 SUBJECTS = ["kitchen", "garden", "garage", "cellar", "attic", "library", "hallway", "terrace"]
@@ -26,12 +26,25 @@ SMALL = ["--hot", "48MiB", "--warm", "64MiB"]  # five of the prompts below: evic
 
 
 def prompt(number: int) -> dict[str, Any]:
-    """One of the prompts; about 500 tokens, the first 120 shared by all."""
+    """One of the prompts; about 500 tokens, the first 120 shared by all. Each has a secret that its answer must show.
+
+    The secret is there three times, so that the model is sure of it: other batch shapes may round otherwise.
+    """
     subject = SUBJECTS[number % len(SUBJECTS)]
     shared = "You look after a house. " + " ".join(f"Rule {i}: be kind and brief." for i in range(12))
-    own = " ".join(f"Lamp {i} of the {subject} is {'on' if (i * 7 + number) % 3 else 'off'}." for i in range(40))
-    messages = [{"role": "system", "content": f"{shared} {own}"}, {"role": "user", "content": f"Name the {subject}."}]
-    return {"messages": messages, "temperature": 0, "max_tokens": 6}
+    secret = f"The number of the {subject} is {secret_of(number)}."
+    lamps = " ".join(f"Lamp {i} of the {subject} is {'on' if (i * 7 + number) % 3 else 'off'}." for i in range(35))
+    text = f"{shared} {secret} {lamps} {secret} {secret} The number of the {subject} is"
+    return {"prompt": text, "temperature": 0, "max_tokens": 5}
+
+
+def secret_of(number: int) -> str:
+    """Four digits."""
+    return str(1000 + (number % len(SUBJECTS) + 1) * 7919 % 9000)
+
+
+def answer_of(server: Server, number: int) -> Answer:
+    return ask(server.url, prompt(number), path="/v1/completions", timeout=120)
 
 
 def child(server: Server, part: str) -> int | None:
@@ -74,7 +87,7 @@ class Clients:
         while not self.ending.is_set():
             number = numbers.randrange(len(SUBJECTS))
             try:
-                self.answers.append((number, ask(self.server.url, prompt(number), timeout=120).text))
+                self.answers.append((number, answer_of(self.server, number).text))
             except (OSError, UnavailableError) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 time.sleep(0.2)
@@ -96,7 +109,9 @@ def expected(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """The answers with the cache off."""
     flags = ["--model", str(demo_model), "--reuse", "off", *FLAGS]
     with homeprefixd(tmp_path_factory.mktemp("off"), *flags) as server:
-        return {number: ask(server.url, prompt(number)).text for number in range(len(SUBJECTS))}
+        answers = {number: answer_of(server, number).text for number in range(len(SUBJECTS))}
+    assert all(secret_of(number) in text for number, text in answers.items()), answers
+    return answers
 
 
 def kill_at_random_moments(model: Path, directory: Path, expected: dict[int, str], moments: int, seed: int) -> None:
@@ -133,7 +148,7 @@ def kill_at_random_moments(model: Path, directory: Path, expected: dict[int, str
             wait_until(lambda: child(server, "prefix.service"), "the store is back")
             wait_until(lambda: store_answers(server), "the store answers")
             number = choose.randrange(len(SUBJECTS))
-            assert ask(server.url, prompt(number)).text == expected[number]
+            assert answer_of(server, number).text == expected[number]
         assert not list(directory.glob("*.damaged-*")), "a store was set aside"
         assert server.stop() == 0
     finally:
@@ -154,14 +169,14 @@ def test_sigkill_at_random_moments(demo_model: Path, tmp_path: Path, expected: d
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_sigkill_at_120_random_moments(demo_model: Path, tmp_path: Path, expected: dict[int, str]) -> None:
-    kill_at_random_moments(demo_model, tmp_path / "cache", expected, moments=120, seed=2)
+def test_sigkill_at_105_random_moments(demo_model: Path, tmp_path: Path, expected: dict[int, str]) -> None:
+    kill_at_random_moments(demo_model, tmp_path / "cache", expected, moments=105, seed=2)
 
 
 @pytest.mark.parametrize("victim", ["daemon", "store"])
 def test_what_was_saved_survives_sigkill(demo_model: Path, tmp_path: Path, victim: str) -> None:
     with homeprefixd(tmp_path / "cache", "--model", str(demo_model), *FLAGS) as server:
-        first = ask(server.url, prompt(0))
+        first = answer_of(server, 0)
         wait_until(lambda: server.get("/cache/stats")["queue"]["nodes"] == 0, "all is written")
         saved = server.get("/cache/stats")["warm"]["nodes"]
         assert saved >= first.usage["prompt_tokens"] // 64
@@ -174,6 +189,6 @@ def test_what_was_saved_survives_sigkill(demo_model: Path, tmp_path: Path, victi
             server.start()
         wait_until(lambda: store_answers(server), "the store answers")
         assert server.get("/cache/stats")["warm"]["nodes"] == saved
-        again = ask(server.url, prompt(0))
+        again = answer_of(server, 0)
         assert again.text == first.text
         assert again.timings["cache_tiers"].get("warm") == first.usage["prompt_tokens"] - 1

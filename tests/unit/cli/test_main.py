@@ -53,7 +53,7 @@ def test_version_and_no_arguments(command: Command) -> None:
         (["serve", "--config", "/nowhere.toml"], 2, "--config: there is no readable file /nowhere.toml"),
         (["stats"], 4, "there is no cache in"),
         (["stats", "--url", "http://127.0.0.1:1"], 5, "no homeprefixd answers at http://127.0.0.1:1"),
-        (["stats", "--url", "not an address"], 5, "no homeprefixd answers at not an address"),
+        (["stats", "--url", "not an address"], 5, "no homeprefixd answers at http://not an address"),
     ],
 )
 def test_errors_are_one_line(command: Command, arguments: list[str], code: int, message: str) -> None:

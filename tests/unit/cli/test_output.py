@@ -44,8 +44,27 @@ def test_terminal_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(len(line) <= 60 for line in lines)
     [row] = [line for line in lines if "12,345" in line]
     assert "an-id-of-some-length" in row
-    assert "[bold]xxx" in row
+    assert "[bold]x" in row
     assert "…" in row
+
+
+def test_narrow_terminals_lose_what_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [Column("id"), Column("a", optional=1), Column("b", optional=2), Column("text", flexible=True)]
+    row = ["0123456789abcdef", "aaaaaaaaaa", "bbbbbbbbbb", "begin " + "-" * 90 + " end"]
+    shown = {}
+    for width in (45, 58, 75):
+        monkeypatch.setenv("COLUMNS", str(width))
+        stream = Terminal()
+        Output(stream=stream).table(columns, [row])
+        shown[width] = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+        assert row[0] in shown[width]
+        assert "begin" in shown[width]
+        assert "- end" in shown[width]
+    assert [("aaaaaaaaaa" in shown[w], "bbbbbbbbbb" in shown[w]) for w in shown] == [
+        (False, False),
+        (False, True),
+        (True, True),
+    ]
 
 
 def test_a_prompt_cannot_write_on_the_terminal() -> None:
