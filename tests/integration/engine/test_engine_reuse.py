@@ -237,9 +237,9 @@ def test_saving_goes_on_when_there_is_room_again(run: Run, tiny: Callable[[str],
     running.known()
     running.store.full = True
     rid = running.start(tokens(600), 600)
-    running.wait(lambda: running.of(rid, Progress)[-1:] and running.of(rid, Progress)[-1].done > 300)
+    running.wait(lambda: running.of(rid, Progress)[-1:] and running.of(rid, Progress)[-1].done > 300, 120)
     running.store.full = False
-    running.finish(rid)
+    running.finish(rid, 280)
     assert running.ask(tokens(600), 1)[1].timings.cache_n == 599
     assert running.store.orphans == 0
 
