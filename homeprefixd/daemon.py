@@ -83,7 +83,14 @@ def configure_logging(level: str, environ: MutableMapping[str, str]) -> None:
         handler.setFormatter(JournalFormatter("%(name)s: %(message)s"))
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(_is_ours)
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for what aiohttp says, traceback and all, of bytes that are no HTTP: any client could fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (record.name.startswith("aiohttp") and type(error).__module__ == "aiohttp.http_exceptions")
 
 
 class JournalFormatter(logging.Formatter):

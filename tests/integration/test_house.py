@@ -22,6 +22,7 @@ import pytest
 from homeprefixd.bench.household import household_messages
 from homeprefixd.bench.server import Server, free_port, homeprefixd
 from homeprefixd.bench.stream import Answer, ask
+from tests.processes import alive
 
 FLAGS = ["--ctx", "4096", "--threads", "2"]
 
@@ -175,7 +176,7 @@ def test_nothing_outlives_the_daemon(server: Server) -> None:
     assert len(children) >= 2
     server.kill()
     deadline = time.monotonic() + 5
-    while any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children):
+    while any(alive(child.pid) for child in children):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

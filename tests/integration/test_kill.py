@@ -19,6 +19,7 @@ import pytest
 from homeprefixd.bench.server import Server, homeprefixd
 from homeprefixd.bench.stream import Answer, ask
 from homeprefixd.errors import UnavailableError
+from tests.processes import alive
 
 SUBJECTS = ["kitchen", "garden", "garage", "cellar", "attic", "library", "hallway", "terrace"]
 FLAGS = ["--ctx", "2048", "--parallel", "2", "--threads", "2", "--grace", "5"]
@@ -55,14 +56,6 @@ def child(server: Server, part: str) -> int | None:
         if part in " ".join(process.cmdline()):
             return process.pid
     return None
-
-
-def alive(pid: int) -> bool:
-    """A zombie that nobody has reaped is dead."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def wait_until(condition: Any, what: str, timeout: float = 60.0) -> None:
