@@ -24,6 +24,9 @@ def demo(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
     temporary.mkdir()
     environ = {**os.environ, "TMPDIR": str(temporary), "HOMEPREFIXD_CACHE_REUSE": "off"}
     argv = [sys.executable, "-m", "homeprefixd", "demo", *flags]
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # tests in the background (`&`) ignore it, and pass that on
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
 
 
