@@ -26,9 +26,9 @@ def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ`, with settings of the C libraries that suit a machine that has other things to do, too.
 
     GOMP_SPINCOUNT: how often OpenMP's threads look before they sleep. By default they spin for some 10 ms at each
-    barrier: as soon as another program wants a core, everything waits for a thread that is not running (a cold prompt of 915
-    tokens took 19 to 30 s beside two busy programs, 5.5 s without spinning). Not to spin at all costs two thirds of
-    the decode speed of an idle machine.
+    barrier: as soon as another program wants a core, everything waits for a thread that is not running (a cold prompt
+    of 915 tokens took 19 to 30 s beside two busy programs, 5.5 s without spinning). Not to spin at all costs two
+    thirds of the decode speed of an idle machine.
 
     GLIBC_TUNABLES: huge pages for large allocations, where the kernel gives them to those who ask.
     Without flash attention V lies transposed: a block is scattered over one row per dimension, and with 4 KiB pages
