@@ -76,7 +76,7 @@ class MainJob:
         self.directory = Path(tempfile.mkdtemp(prefix="homeprefixd-bench-"))
 
     def ours(self, name: str, *flags: str) -> Server:
-        """This daemon with a cache directory `name` of this run, 256 MiB hot and 2 GiB warm unless `flags` differ."""
+        """This daemon with a cache directory `name` of this run, 1 GiB hot and 4 GiB warm unless `flags` differ."""
         sizes = [] if "--hot" in flags else ["--hot", "1GiB", "--warm", "4GiB"]
         model = ["--model", self.model, "--threads", str(self.threads), "--ctx", "4096", *sizes]
         return homeprefixd(self.directory / name, *model, *flags)

@@ -25,10 +25,10 @@ def worker_command(log_level: str) -> Callable[[int], list[str]]:
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ`, with settings of the C libraries that suit a machine that has other things to do, too.
 
-    GOMP_SPINCOUNT: how often OpenMP's threads look before they sleep. By default they spin for some 10 ms at each
-    barrier: as soon as another program wants a core, everything waits for a thread that is not running (a cold prompt
-    of 915 tokens took 19 to 30 s beside two busy programs, 5.5 s without spinning). Not to spin at all costs two
-    thirds of the decode speed of an idle machine.
+    GOMP_SPINCOUNT: how often OpenMP's threads look before they sleep. By default they spin long at each barrier: as
+    soon as another program wants a core, everything waits for a thread that is not running (a cold prompt of 915
+    tokens took 19 to 30 s beside two busy programs, 5.5 s without spinning). Not to spin at all cost two thirds of the
+    decode speed on an idle machine; with this count it was that of the default.
 
     GLIBC_TUNABLES: huge pages for large allocations, where the kernel gives them to those who ask.
     Without flash attention V lies transposed: a block is scattered over one row per dimension, and with 4 KiB pages
@@ -66,8 +66,8 @@ def flash_attention(config: Config) -> bool:
     """What `auto` means. Depends on settings alone, so that a restart finds what was stored.
 
     llama.cpp's CPU kernel for it is slow for fewer than 64 tokens, which is what follows a restored prefix: with
-    SmolLM2-135M behind 2,200 tokens, 11 tokens take five times and one token twice as long as without it, while the
-    prefill of whole chunks gains a sixth (`homeprefixd bench attention` prints this machine's figures).
+    SmolLM2-135M behind 2,176 tokens, 11 tokens take 307 ms with it and 111 ms without, one token 56 and 42 ms, while the
+    prefill takes 7.9 s with it and 10.3 s without (2 cores; `homeprefixd bench attention` prints a machine's figures).
     """
     if config.model.flash_attention != "auto":
         return config.model.flash_attention == "on"
