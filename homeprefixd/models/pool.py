@@ -66,8 +66,8 @@ def flash_attention(config: Config) -> bool:
     """What `auto` means. Depends on settings alone, so that a restart finds what was stored.
 
     llama.cpp's CPU kernel for it is slow for fewer than 64 tokens, which is what follows a restored prefix: with
-    SmolLM2-135M behind 2,176 tokens, 11 tokens take 307 ms with it and 111 ms without, one token 56 and 42 ms, while the
-    prefill takes 7.9 s with it and 10.3 s without (2 cores; `homeprefixd bench attention` prints a machine's figures).
+    SmolLM2-135M behind 2,176 tokens, 11 tokens take 307 ms with it and 111 ms without, one token 56 and 42 ms,
+    while the prefill takes 7.9 s with it and 10.3 s without (2 cores; `homeprefixd bench attention` measures it).
     """
     if config.model.flash_attention != "auto":
         return config.model.flash_attention == "on"
