@@ -238,6 +238,8 @@ class Daemon:
     async def _listen(self, app: web.Application) -> None:
         from aiohttp import web
 
+        from .api.connection import Site
+
         app.on_response_prepare.append(self._close_while_draining)
         access = logging.getLogger("homeprefixd.access") if self._config.log.level == "debug" else None
         self._runner = runner = web.AppRunner(
@@ -245,13 +247,11 @@ class Daemon:
             handle_signals=False,
             handler_cancellation=True,  # a client that leaves ends its work
             shutdown_timeout=HANDLERS_GRACE,
-            access_log=access,
-            keepalive_timeout=75.0,
         )
         await runner.setup()
         for sock in self._sockets:
             try:
-                await web.SockSite(runner, sock).start()
+                await Site(runner, sock, access_log=access, keepalive_timeout=75.0).start()
             except OSError as error:  # another one that had bound it too listens since
                 raise listen.refusal(error, self._config.server.host, self._config.server.port) from error
         self._url = next(filter(None, map(listen.url_of, self._sockets)), "")

@@ -9,17 +9,34 @@ from collections.abc import Callable, Collection
 from aiohttp import web
 
 from ..config import ServerConfig
+from ..errors import RequestError
 from ..models.backend import Backend, CacheAdmin
 from . import admin as admin_routes
 from . import models as model_routes
 from . import openai as openai_routes
-from .errors import error_middleware
+from .connection import connection_middleware
+from .errors import error_middleware, error_object, json_response
 from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, Identity
 from .origin import OriginGuard
 
 
 def _random_token() -> str:
     return secrets.token_hex(12)
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """What an `Expect` header asks for; aiohttp asks here, before any middleware. None: go on."""
+    if request.version < (1, 1):
+        return None
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return json_response({"error": error_object(RequestError("`Expect` can only be 100-continue."))}, 417)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # that was no part of the reply
+    return None
+
+
+def _expecting(route: web.RouteDef) -> web.RouteDef:
+    return web.RouteDef(route.method, route.path, route.handler, {**route.kwargs, "expect_handler": _expect})
 
 
 def create_app(
@@ -33,16 +50,19 @@ def create_app(
 ) -> web.Application:
     """The whole API over a backend and a store.
 
-    Serve it by a runner with `handler_cancellation=True`: that is how the generation of a client that left ends.
+    Serve it by a runner with `handler_cancellation=True`, that is how the generation of a client that left ends, and
+    listen with `connection.Site`.
     `hosts`: names of this machine under which administration is allowed, beside localhost and `config.host`. `clock`
     (Unix time, s) and `token` (unique texts) make `created` and `id` of replies.
     """
     guard = OriginGuard([config.host, *hosts])
-    app = web.Application(client_max_size=config.max_body, middlewares=[error_middleware, guard.middleware])
+    app = web.Application(
+        client_max_size=config.max_body, middlewares=[connection_middleware, error_middleware, guard.middleware]
+    )
     app[BACKEND] = backend
     app[ADMIN] = admin
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
-    app.add_routes([*model_routes.routes(), *openai_routes.routes(), *admin_routes.routes()])
+    app.add_routes(map(_expecting, [*model_routes.routes(), *openai_routes.routes(), *admin_routes.routes()]))
     return app

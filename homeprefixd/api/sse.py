@@ -7,6 +7,8 @@ import contextlib
 
 from aiohttp import web
 
+from .connection import connection_of
+
 DONE = b"data: [DONE]\n\n"
 
 _HEADERS = {
@@ -32,12 +34,17 @@ class EventStream:
         self._comment: asyncio.Task[None] | None = None
         self._ended = False
         self.note = "waiting"
+        self._connection = connection_of(request)
         self.response = web.StreamResponse(headers=_HEADERS)
 
     def __enter__(self) -> EventStream:
+        if self._connection is not None:
+            self._connection.probe = self._probe
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self._connection is not None:
+            self._connection.probe = None
         if self._timer is not None:
             self._timer.cancel()
         if self._comment is not None:
@@ -68,11 +75,20 @@ class EventStream:
         silent = self._loop.time() - self._last
         if silent >= self._keep_alive:
             silent = 0.0
-            transport = self._request.transport
-            # A client that has not even read what is there needs no more of it.
-            if transport is not None and transport.get_write_buffer_size() == 0:
-                self._comment = self._loop.create_task(self._send_comment())
+            self._write_comment()
         self._timer = self._loop.call_later(self._keep_alive - silent, self._tick)
+
+    def _probe(self) -> bool:
+        """See `Connection.probe`."""
+        if self.started:
+            self._write_comment()
+        return self.started
+
+    def _write_comment(self) -> None:
+        transport = self._request.transport
+        # A client that has not even read what is there needs no more of it.
+        if transport is not None and transport.get_write_buffer_size() == 0:
+            self._comment = self._loop.create_task(self._send_comment())
 
     async def _send_comment(self) -> None:
         if self._ended:

@@ -1,0 +1,202 @@
+"""One client's connection, where aiohttp's own rules do not suit: its errors, and clients that end their half.
+
+Knows TCP and aiohttp, and of a reply only how to see whether its client still wants it.
+
+A client may say that it sends no more (`shutdown(SHUT_WR)`, as `nc -N` does) and wait for its reply. To us that is the
+same packet as that of a client that has left: only what we send shows the difference, for the machine of the one that
+left answers it with a reset. So when the end comes while a request is being answered, something is sent that no reply
+is changed by: a comment in a stream, `100 Continue` before any other reply, which HTTP/1.1 clients must skip. Until the
+reply is written the kernel is watched for the reset. HTTP/1.0 has nothing that could be sent before a reply, so there
+a client that ends its half has left, unless its reply is a stream or comes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import select
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from ..errors import HomeprefixdError, RequestError
+from .errors import INTERNAL, Handler, error_response
+
+SETTLE = 0.05
+"""Seconds after the client's end or a reply until a connection that serves nothing is closed: what was sent before the
+end may still be on its way to its handler."""
+
+PROBE_EVERY = 5.0
+"""Seconds between signs of life to a client that has ended its half; it may leave later."""
+
+PROBE_TIMEOUT_MS = 30_000
+"""A client whose machine acknowledges nothing for so long has left (it was switched off, or a firewall is silent)."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_MAX_MESSAGE = 300  # letters of aiohttp's words about broken HTTP
+
+logger = logging.getLogger(__name__)
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's protocol with our errors and with half-open connections.
+
+    `probe`, while a reply is or will be a stream: send a comment there if it has begun, and tell whether it has.
+    """
+
+    __slots__ = ("_half_open", "_received", "_request", "_timer", "_watch", "probe")
+
+    def __init__(self, manager: web.Server, **options: Any) -> None:
+        """`options`: those of `web.RequestHandler`."""
+        super().__init__(manager, **options)
+        self.probe: Callable[[], bool] | None = None
+        self._half_open = False
+        self._request: web.Request | None = None  # that is being answered
+        self._received = -1  # bytes of its body at the last look
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch: select.epoll | None = None
+
+    @contextlib.contextmanager
+    def serving(self, request: web.Request) -> Iterator[None]:
+        """While `request` is being answered. aiohttp answers a connection's requests one by one."""
+        self._request, self._received = request, -1
+        if self._half_open:
+            self._look_in(SETTLE)
+        try:
+            yield
+        finally:
+            self._request = None
+            if self._half_open:
+                self._look_in(SETTLE)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # a protocol may keep the connection open so
+        """The client sends no more. True keeps the connection open for what we have to say."""
+        self._half_open = True
+        self._look_in(0.0 if self._request is not None else SETTLE)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._forget_watch()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The reply for bytes that are no HTTP, and for bugs outside of the handlers. Ends the connection."""
+        error: HomeprefixdError
+        if isinstance(exc, HttpProcessingError):
+            logger.debug("no HTTP from %s: %s", request.remote, exc.message)
+            what = " ".join(exc.message.split())[:_MAX_MESSAGE]
+            error = RequestError(f"The request is not valid HTTP: {what}", code="bad_http")
+        else:
+            logger.error("the request %s failed outside of its handler", request.path, exc_info=exc)
+            error = HomeprefixdError(INTERNAL, code="internal_error")
+        if request.writer.output_size > 0:
+            raise ConnectionError("a reply was begun already")
+        response = error_response(error)
+        response.force_close()
+        return response
+
+    # ------------------------------------------------------------------------------------------------- half open
+
+    def _look_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Is there a reply to wait for, and somebody who waits for it?"""
+        transport, request = self.transport, self._request
+        if transport is None:
+            return
+        if request is None:
+            transport.close()
+        elif not request.content.is_eof():
+            # Its end will not come. Unless it has come and is still being unpacked:
+            if request.content.total_bytes == self._received:
+                transport.abort()
+            else:
+                self._received = request.content.total_bytes
+                self._look_in(SETTLE)
+        elif self.probe is not None and self.probe():
+            self._wait_for_reset(transport)
+        elif request.version >= (1, 1):
+            transport.write(_CONTINUE)
+            self._wait_for_reset(transport)
+        elif self.probe is not None:
+            self._look_in(SETTLE)
+        else:
+            transport.abort()
+
+    def _wait_for_reset(self, transport: asyncio.Transport) -> None:
+        """asyncio does not look at a connection that it neither reads nor writes."""
+        self._look_in(PROBE_EVERY)
+        sock = transport.get_extra_info("socket")
+        if self._watch is not None or sock is None or transport.is_closing():
+            return
+        with contextlib.suppress(OSError):  # a Unix socket
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, PROBE_TIMEOUT_MS)
+        self._watch = select.epoll()
+        self._watch.register(sock.fileno(), 0)  # a reset and errors are always told
+        asyncio.get_running_loop().add_reader(self._watch.fileno(), self._reset)
+
+    def _reset(self) -> None:
+        self._forget_watch()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _forget_watch(self) -> None:
+        if self._watch is not None:
+            asyncio.get_running_loop().remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._watch = None
+
+
+def connection_of(request: web.Request) -> Connection | None:
+    """The connection that a request came by; None if it has been lost, or is served by something else (in tests)."""
+    protocol = request.protocol if request.transport is not None else None
+    return protocol if isinstance(protocol, Connection) else None
+
+
+@web.middleware
+async def connection_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tells the connection what it serves. Stands before all others."""
+    connection = connection_of(request)
+    if connection is None:
+        return await handler(request)
+    with connection.serving(request):
+        return await handler(request)
+
+
+class Site(web.BaseSite):
+    """A bound socket that listens for a runner, with our `Connection`. `options`: of `web.RequestHandler`."""
+
+    def __init__(self, runner: web.AppRunner, sock: socket.socket, **options: Any) -> None:
+        super().__init__(runner)
+        self._sock = sock
+        self._options = options
+
+    @property
+    def name(self) -> str:
+        return f"http:{self._sock.getsockname()}"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError."""
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("the runner is not set up")
+        await super().start()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(server, loop=loop, **self._options), sock=self._sock, backlog=128
+        )

@@ -1,0 +1,249 @@
+"""Connections on real sockets: clients that end their half, that leave, and that do not speak HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from scripted_backend import TIMINGS, MemoryAdmin, ScriptedBackend
+
+from homeprefixd.api import connection
+from homeprefixd.api.app import create_app
+from homeprefixd.config import ServerConfig
+from homeprefixd.frames import Accepted, Delta, Finished, Progress
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+STREAM = {**CHAT, "stream": True}
+
+
+@pytest.fixture
+async def address(backend: ScriptedBackend, admin: MemoryAdmin, config: ServerConfig) -> AsyncIterator[tuple[str, int]]:
+    runner = web.AppRunner(create_app(backend, admin, config), handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        await connection.Site(runner, sock).start()
+        yield sock.getsockname()
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    address: tuple[str, int],
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def begun(backend: ScriptedBackend) -> None:
+    while not (backend.generations and backend.generations[0].entered):  # noqa: ASYNC110  # it has no event
+        await asyncio.sleep(0.01)
+
+
+def post(body: Any, path: str = "/v1/chat/completions", version: str = "1.1", more: str = "") -> bytes:
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/{version}\r\nHost: x\r\n{more}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def last_reply(received: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of what follows the last informational reply."""
+    while received.startswith(b"HTTP/1.1 100"):
+        _, _, received = received.partition(b"\r\n\r\n")
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+# ---------------------------------------------------------------------------------------------------- half open
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("path", ["/health", "/nothing"])
+async def test_a_quick_reply_reaches_a_client_that_ended_its_half(
+    address: tuple[str, int], version: str, path: str
+) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(f"GET {path} HTTP/{version}\r\nHost: x\r\n\r\n".encode())
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    assert received.startswith(b"HTTP/1.")
+    assert last_reply(received)[0] == (200 if path == "/health" else 404)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+@pytest.mark.parametrize("work", [0.0, 0.3])
+async def test_a_slow_reply_reaches_a_client_that_ended_its_half(
+    address: tuple[str, int], backend: ScriptedBackend, pause: float, work: float
+) -> None:
+    backend.script[1:1] = [lambda: asyncio.sleep(work)]
+    async with connected(address) as (reader, writer):
+        writer.write(post(CHAT))
+        await asyncio.sleep(pause)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    status, body = last_reply(received)
+    assert status == 200
+    assert body["choices"][0]["message"]["content"] == 'Hello "wörld"\n!'
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_stream_reaches_a_client_that_ended_its_half(
+    address: tuple[str, int], backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(connection, "PROBE_EVERY", 0.1)
+    backend.script[0:0] = [lambda: asyncio.sleep(0.2)]  # tokenising
+    backend.script[3:3] = [lambda: asyncio.sleep(0.3)]
+    async with connected(address) as (reader, writer):
+        writer.write(post(STREAM, version=version))
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    assert b"data: [DONE]\n\n" in received
+    assert b": waiting: 100 tokens\n\n" in received
+    assert b"100 Continue" not in received[received.index(b"200 OK") :]
+    assert backend.generations[0].finished
+
+
+async def test_all_replies_of_a_pipeline_reach_a_client_that_ended_its_half(address: tuple[str, int]) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(post(CHAT) * 3)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+
+
+async def test_a_request_cut_short_ends(address: tuple[str, int], backend: ScriptedBackend) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(post(CHAT)[:-5])
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+    assert not backend.generations
+
+
+async def test_an_idle_client_that_ends_its_half_is_let_go(address: tuple[str, int]) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+
+
+# ---------------------------------------------------------------------------------------------------- gone
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+@pytest.mark.parametrize("half_open", [False, True])
+async def test_a_client_that_leaves_during_prefill_ends_its_work(
+    address: tuple[str, int],
+    backend: ScriptedBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    body: dict[str, Any],
+    half_open: bool,
+) -> None:
+    if half_open:  # what is lost here is seen at the next sign of life only
+        monkeypatch.setattr(connection, "PROBE_EVERY", 0.1)
+    backend.script[2:2] = [asyncio.Event().wait]  # type: ignore[list-item]
+    async with connected(address) as (_reader, writer):
+        writer.write(post(body))
+        await begun(backend)
+        if half_open:
+            writer.write_eof()
+            await asyncio.sleep(0.3)
+            assert not backend.generations[0].left.is_set()
+        writer.close()
+        async with asyncio.timeout(1):
+            await backend.generations[0].left.wait()
+
+
+async def test_a_client_that_leaves_while_text_comes_ends_its_work(
+    address: tuple[str, int], backend: ScriptedBackend
+) -> None:
+    chunk = [Delta("", "x", 1), lambda: asyncio.sleep(0.02)]
+    backend.script = [Accepted("", 1), Progress("", 0, 1, 1), *chunk * 200, Finished("", "stop", "", None, TIMINGS)]
+    async with connected(address) as (reader, writer):
+        writer.write(post(STREAM))
+        await reader.readuntil(b'"content":"x"')
+        await asyncio.sleep(0.1)
+        writer.close()
+        async with asyncio.timeout(1):
+            await backend.generations[0].left.wait()
+    assert not backend.generations[0].finished
+
+
+async def test_an_http_1_0_client_that_ends_its_half_without_a_stream_has_left(
+    address: tuple[str, int], backend: ScriptedBackend
+) -> None:
+    backend.script[1:1] = [asyncio.Event().wait]  # type: ignore[list-item]
+    async with connected(address) as (_reader, writer):
+        writer.write(post(CHAT, version="1.0"))
+        writer.write_eof()
+        await begun(backend)
+        async with asyncio.timeout(1):
+            await backend.generations[0].left.wait()
+
+
+# ---------------------------------------------------------------------------------------------------- no HTTP
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9.9.9\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: 1\r\n" % n for n in range(2000)) + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: minus\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 200,
+    ],
+)
+async def test_broken_http_is_told_as_json(
+    address: tuple[str, int], sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(sent)
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    status, body = last_reply(received)
+    assert status == 400
+    assert b"Content-Type: application/json" in received
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["code"] == "bad_http"
+    assert "\n" not in body["error"]["message"]
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_a_broken_body_is_told_as_json(address: tuple[str, int]) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    status, body = last_reply(received)
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_expectations(address: tuple[str, int]) -> None:
+    for expect, status in (("100-continue", 200), ("miracles", 417)):
+        async with connected(address) as (reader, writer):
+            writer.write(post(CHAT, more=f"Expect: {expect}\r\nConnection: close\r\n"))
+            async with asyncio.timeout(5):
+                received = await reader.read()
+        assert received.startswith(b"HTTP/1.1 100 Continue") == (status == 200)
+        got, body = last_reply(received)
+        assert got == status
+        assert ("error" in body) == (status != 200)
