@@ -34,8 +34,13 @@ class Reply:
     timings: dict[str, Any] = field(default_factory=dict)
     status: int = 0  # of HTTP; 0: none came
     error: str = ""  # "" if it went well
-    lost: bool = False  # the connection failed or broke, or the server was not ready: worth another try
+    timed_out: bool = False
     ended: float = 0.0
+
+    @property
+    def broken(self) -> bool:
+        """Did the server fail, rather than refuse the request or be too slow? Then another try may be worth it."""
+        return bool(self.error) and not self.timed_out and not 400 <= self.status < 500
 
     @property
     def text(self) -> str:
@@ -184,9 +189,9 @@ class Client:
             ) as response:
                 await self._read(reply, response)
         except TimeoutError:
-            reply.error = f"no end after {self._timeout:.0f} s"
+            reply.error, reply.timed_out = f"no end after {self._timeout:.0f} s", True
         except (aiohttp.ClientError, OSError) as error:
-            reply.error, reply.lost = f"connection: {_why(error)}", True
+            reply.error = f"connection: {_why(error)}"
         reply.ended = time.monotonic()
         return reply
 
@@ -199,22 +204,19 @@ class Client:
             except msgspec.DecodeError:
                 message = ""
             reply.error = f"HTTP {response.status}: {message or text[:_MESSAGE].decode(errors='replace')}"
-            reply.lost = response.status in (502, 503)
             return
         parser = EventParser()
-        done = False
         async for piece in response.content.iter_any():
             now = time.monotonic()
             for data in parser.feed(piece):
                 if data == b"[DONE]":
-                    done = True
                     continue
                 try:
                     take(reply, msgspec.json.decode(data), now)
                 except (msgspec.DecodeError, AttributeError, TypeError):
                     reply.error = f"an event is no chunk of a chat completion: {data[:80].decode(errors='replace')}"
         if not reply.error and reply.finish_reason is None:
-            reply.error, reply.lost = "the stream ended before the reply did", not done
+            reply.error = "the stream ended before the reply did"
 
 
 def _why(error: BaseException) -> str:
@@ -223,5 +225,4 @@ def _why(error: BaseException) -> str:
 
 async def at(when: float) -> None:
     """Sleep until `when` on the monotonic clock."""
-    while (rest := when - time.monotonic()) > 0:
-        await asyncio.sleep(rest)
+    await asyncio.sleep(max(0.0, when - time.monotonic()))

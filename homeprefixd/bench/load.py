@@ -2,10 +2,10 @@
 
 Nothing is sent that is not in the plan: no warm-up. Times in a record are seconds since the run's beginning.
 
-A restart: the target gets SIGTERM and is started again when it has ended. Requests that arrive meanwhile, and those that
-had no output yet, are sent again each tenth of a second until they are served; replies that were broken off after some
-output are `cut`, neither good nor errors. A request's TTFT counts from its first attempt; `ttft_ready` counts from the
-moment the target was back where that is later, so it leaves the restart's own length out, which is reported beside it.
+A restart: the target gets SIGTERM and is started again when it has ended. Requests that arrive meanwhile, and those
+that had no output yet, are sent again as soon as it is back; replies that were broken off after some output are `cut`,
+neither good nor errors. A request's TTFT counts from its first attempt; `ttft_ready` counts from the moment the target
+was back where that is later, so it leaves the restart's own length out, which is reported beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from .workloads import Message, Plan, Session, Turn
 
 GOOD, ERROR, CUT = "ok", "error", "cut"
 
-_RETRY = 0.1  # seconds between attempts while the target is away
 _PROGRESS = 0.5  # seconds
 _SAMPLE = 5.0  # seconds between looks at memory and stats
 
@@ -137,6 +136,7 @@ class Load:
         self._run = Run(target.name, target.kind, phase, plan)
         self._begin = 0.0
         self._state = ""
+        self._back = asyncio.Event()  # the restart is over
 
     async def run(self) -> Run:
         """Until the last reply has ended. Raises UnavailableError if the target does not come back from its restart."""
@@ -203,17 +203,14 @@ class Load:
             record.attempts += 1
             record.served = self._now()
             reply = await client.send(body)
-            if not (reply.lost and self._away_since(record.served)):
-                break
+            self._note(record, reply)
+            if not (reply.broken and self._away_since(record.served)):
+                return reply.text
             if reply.arrivals:
-                self._note(record, reply)
                 record.outcome = CUT
                 return reply.text
-            if self._now() - record.sent > self._timeout:
-                break
-            await asyncio.sleep(_RETRY)
-        self._note(record, reply)
-        return reply.text
+            record.outcome = ""
+            await self._back.wait()
 
     def _away_since(self, sent: float) -> bool:
         """Was the target away, because we restarted it, at some time since `sent`?"""
@@ -224,9 +221,7 @@ class Load:
         restart = self._run.restart
         record.total = reply.ended - self._begin - record.sent
         record.arrivals = [when - self._begin for when in reply.arrivals]
-        record.error = reply.error
-        if not reply.error and not reply.arrivals:
-            record.error = "the reply had no output"
+        record.error = reply.error or ("" if reply.arrivals else "the reply had no output")
         record.outcome = ERROR if record.error else GOOD
         record.prompt_tokens = reply.prompt_tokens
         record.cached_tokens = reply.cached_tokens
@@ -253,6 +248,7 @@ class Load:
         await asyncio.to_thread(self._target.start)
         restart.ready = self._now()
         self._state = ""
+        self._back.set()
 
     # ------------------------------------------------------------------------------------------------ watching
 

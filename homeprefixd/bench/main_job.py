@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,22 +21,12 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 from ..errors import ConfigError
 from .household import household_messages
 from .many_nodes import fill
+from .rows import Row
 from .server import Server, homeprefixd, llama_server
 from .stream import Answer, ask
 
 PREFIX_TOKENS = 2200
 NODES = 100_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the report. `value` is None where it was not measured, and `note` says why."""
-
-    what: str
-    value: float | None
-    bar: str
-    met: bool | None
-    note: str
 
 
 def question(number: int) -> str:

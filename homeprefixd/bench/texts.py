@@ -140,7 +140,9 @@ def document(chance: random.Random, tokens: float) -> str:
 def document_question(chance: random.Random) -> str:
     """A question on a document, of about 20 tokens."""
     subject = chance.choice(_SUBJECTS)
-    return f"What does the document say about {subject}, and which date or number matters for {_fill(chance, '{topic}')}?"
+    return (
+        f"What does the document say about {subject}, and which date or number matters for {_fill(chance, '{topic}')}?"
+    )
 
 
 def _code(chance: random.Random) -> Iterator[str]:
@@ -171,8 +173,11 @@ def tool_output(chance: random.Random, tokens: float) -> str:
 
     def lines() -> Iterator[str]:
         while True:
-            result = "PASSED" if chance.random() < 0.8 else f"FAILED: {chance.randint(0, 99)} != {chance.randint(0, 99)}"
-            yield f"tests/test_{chance.choice(_NOUNS)}.py::test_{chance.choice(_ACTIONS)}_{chance.choice(_NOUNS)} {result}"
+            result = (
+                "PASSED" if chance.random() < 0.8 else f"FAILED: {chance.randint(0, 99)} != {chance.randint(0, 99)}"
+            )
+            test = f"test_{chance.choice(_ACTIONS)}_{chance.choice(_NOUNS)}"
+            yield f"tests/test_{chance.choice(_NOUNS)}.py::{test} {result}"
 
     return f"run_tests {name}\n{upto(lines(), tokens - 10, 0.95)}\nWhat is the next step?"
 
@@ -180,7 +185,9 @@ def tool_output(chance: random.Random, tokens: float) -> str:
 def chat_turn(chance: random.Random, number: int) -> str:
     """What a person writes as turn `number` (from 0) of a chat, 15 to 60 tokens."""
     first = _TURNS[0] if number == 0 else chance.choice(_TURNS[1:])
-    extra = _fill(chance, " I should add that {subject} has a say in this until {month}.") if chance.random() < 0.4 else ""
+    extra = (
+        _fill(chance, " I should add that {subject} has a say in this until {month}.") if chance.random() < 0.4 else ""
+    )
     return _fill(chance, first) + extra
 
 

@@ -1,7 +1,7 @@
 """What a household asks of its server, by name: which requests, and when.
 
-A plan is a function of (workload, seed, scale, rate, duration) alone, so every target gets the very same requests at the
-same times. Its unit is the session: requests that belong together (a chat, an agent's task; most have only one).
+A plan is a function of (workload, seed, scale, rate, duration) alone, so every target gets the very same requests at
+the same times. Its unit is the session: requests that belong together (a chat, an agent's task; most have only one).
 Sessions are an open loop: each begins at its time, whether or not earlier ones were answered. Inside a session a turn
 comes when somebody at home would send it: after the reply to the turn before, plus its think time; it carries the reply
 that was really received. A slow server therefore gets the same sessions, and fewer late turns of them.
@@ -110,8 +110,8 @@ def _voice(knobs: Knobs, number: int) -> list[tuple[float, tuple[Turn, ...]]]:
 
 
 _CHAT_SYSTEM = (
-    "You are a friendly and thorough assistant of this family. Answer in plain words, in a few sentences, and say so when"
-    " you do not know something. The family's papers, for your information:"
+    "You are a friendly and thorough assistant of this family. Answer in plain words, in a few sentences, and say so"
+    " when you do not know something. The family's papers, for your information:"
 )
 
 
@@ -209,7 +209,7 @@ def _titles(knobs: Knobs, number: int) -> list[tuple[float, tuple[Turn, ...]]]:
     """A title and, a moment later, tags for the same chat: one user message each, as Open WebUI sends them."""
     chance = knobs.chance("titles", number)
     history = texts.small_talk(chance, knobs.size(220))
-    sessions = []
+    sessions: list[tuple[float, tuple[Turn, ...]]] = []
     for delay, text in ((0.0, _TITLE), (chance.uniform(0.05, 0.4), _TAGS)):
         message = {"role": "user", "content": text.replace("HISTORY", history)}
         sessions.append((delay, (Turn((message,), knobs.reply(chance.randint(10, 22)), 0.0),)))
