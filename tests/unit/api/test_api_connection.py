@@ -110,7 +110,7 @@ async def test_a_stream_reaches_a_client_that_ended_its_half(
         async with asyncio.timeout(5):
             received = await reader.read()
     assert b"data: [DONE]\n\n" in received
-    assert b": waiting: 100 tokens\n\n" in received
+    assert b": prefill: 100 of 100 tokens" in received
     assert b"100 Continue" not in received[received.index(b"200 OK") :]
     assert backend.generations[0].finished
 
