@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ def check_gguf(path: Path) -> None:
     if magic != b"GGUF":
         what = "is empty" if not magic else "is not a GGUF file (it does not begin with GGUF)"
         raise ModelError(f"{path} {what}: download it again, or set `model.path` to another file.")
+
+
+_STRIPPING = C.LLAMA_TOKEN_ATTR_LSTRIP | C.LLAMA_TOKEN_ATTR_RSTRIP
+_UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
+_SPACE = b" \t\n\v\f\r"
+
+
+@dataclass(frozen=True)
+class TextBound:
+    """The longest token, in bytes of text; `stripping`: some tokens swallow the white space beside them."""
+
+    longest: int
+    stripping: bool
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens `text` has at least."""
+        data = text.encode("utf-8", "surrogatepass")
+        return -(-len(data.translate(None, _SPACE) if self.stripping else data) // self.longest)
 
 
 class Model:
@@ -216,6 +235,25 @@ class Model:
         if add_bos and self.add_bos and (not tokens or tokens[0] != self.bos):
             tokens.insert(0, self.bos)
         return tokens
+
+    @cached_property
+    def text_bound(self) -> TextBound | None:
+        """How much text a token can stand for; None where llama.cpp's tokenizer can drop or merge any amount.
+
+        Takes some tenths of a second the first time: it looks at the whole vocabulary.
+        """
+        if C.llama_vocab_type(self._vocab) not in (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_BPE):
+            return None
+        buffer = ctypes.create_string_buffer(256)
+        longest, stripping = 1, False
+        missing = set(_UTF8_BYTES)
+        for token in range(self.n_vocab):
+            count = C.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+            if count == 1:
+                missing.discard(buffer[0][0])
+            longest = max(longest, abs(count))  # negative: the room it needs
+            stripping |= bool(C.llama_vocab_get_attr(self._vocab, token) & _STRIPPING)
+        return None if missing else TextBound(longest, stripping)  # text without tokens for its bytes is dropped
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """Bytes of one token, not always whole characters. `special`: show control tokens, which else are b""."""

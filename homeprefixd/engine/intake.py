@@ -19,6 +19,9 @@ from .sampling import check_sampling
 from .scheduler import Engine
 from .sequence import Request, Sequence
 
+_SUSPICIOUS = 16
+"""Characters per token of context beyond which a prompt's length is looked at before it is tokenised."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -115,9 +118,9 @@ class Intake:
             raise RequestError("Exactly one of `messages` and `prompt` must be given.")
         if generate.messages is not None:
             text = self._prompts.render(generate.messages, generate.tools, generate.template_kwargs)
-            tokens = self._model.tokenize(text)
+            tokens = self._tokenize(text)
         elif isinstance(generate.prompt, str):
-            tokens = self._model.tokenize(generate.prompt)
+            tokens = self._tokenize(generate.prompt)
         else:
             tokens = list(generate.prompt or [])
             self._model.check_tokens(tokens)
@@ -125,10 +128,18 @@ class Intake:
             raise RequestError("The prompt is empty: it must have at least one token.", param="prompt")
         return tokens
 
-    def _check_fit(self, count: int) -> None:
+    def _tokenize(self, text: str) -> list[int]:
+        """Refuses first what cannot fit by its length alone: megabytes take llama.cpp seconds."""
+        if len(text) >= _SUSPICIOUS * self._ctx:
+            bound = self._model.text_bound
+            if bound is not None:
+                self._check_fit(bound.least_tokens(text), "at least ")
+        return self._model.tokenize(text)
+
+    def _check_fit(self, count: int, at_least: str = "") -> None:
         if count >= self._ctx:
             raise ContextOverflowError(
-                f"The prompt has {count} tokens and the context holds {self._ctx}, reply included:"
+                f"The prompt has {at_least}{count} tokens and the context holds {self._ctx}, reply included:"
                 " shorten it, or raise `model.ctx` (`--ctx`).",
                 n_prompt_tokens=count,
                 n_ctx=self._ctx,

@@ -15,6 +15,7 @@ import numpy as np
 
 from .bindings import PARTIAL_ONLY, Batch, Context, Model
 from .failures import DecodeError
+from .joining import Joiner, JoinError, joiner_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,12 @@ def why_not(model: Model) -> str:
 class Slicer:
     """Exports and imports blocks of one context through its scratch sequence. Engine thread only."""
 
-    def __init__(self, context: Context, scratch: int, size: BlockSize) -> None:
+    def __init__(self, context: Context, scratch: int, size: BlockSize, joiner: Joiner | None = None) -> None:
         self._context = context
         self._scratch = scratch
         self.size = size
+        self.joiner = joiner
+        """Joins blocks for `import_block`; None where this gains nothing, or is not certain."""
 
     def export(self, seq: int, start: int, end: int, view: memoryview) -> int:
         """Write the state of positions [start, end) of `seq` to `view` (writable). Returns bytes. Raises SliceError."""
@@ -80,7 +83,7 @@ class Slicer:
         return written
 
     def import_block(self, seq: int, start: int, count: int, use: int, view: memoryview) -> None:
-        """Append a block of `count` tokens at position `start` to `seq`, then cut it to its first `use` tokens.
+        """Append a block, or joined ones, of `count` tokens at position `start` to `seq`; keep its first `use` tokens.
 
         Raises SliceError; `seq` is empty then.
         """
@@ -152,6 +155,7 @@ def _self_test(context: Context, scratch: int) -> Slicer:
     blocks = [memoryview(bytearray(slicer.size.of(_TEST_BLOCK))) for _ in range(2)]
     for i, block in enumerate(blocks):
         slicer.export(0, i * _TEST_BLOCK, (i + 1) * _TEST_BLOCK, block)
+    slicer.joiner = _proven_joiner(slicer, blocks)
     _decode(context, batch, tokens[n:], n)
     cold = context.logits(-1)
     context.clear()
@@ -166,6 +170,25 @@ def _self_test(context: Context, scratch: int) -> Slicer:
     except SliceError:
         return slicer
     raise SliceError("the second block was taken for the first")
+
+
+def _proven_joiner(slicer: Slicer, blocks: list[memoryview]) -> Joiner | None:
+    """A joiner that makes of two blocks what llama.cpp writes for both; None if there is none."""
+    joiner = joiner_of(blocks[0], _TEST_BLOCK)
+    if joiner is None:
+        return None
+    n = 2 * _TEST_BLOCK
+    both, joined = bytearray(slicer.size.of(n)), np.zeros(slicer.size.of(n), np.uint8)
+    slicer.export(0, 0, n, memoryview(both))
+    try:
+        joiner.join(blocks, [_TEST_BLOCK] * 2, 0, joined)
+    except JoinError as error:
+        logger.warning("blocks are restored one by one: %s", error)
+        return None
+    if joined.tobytes() != bytes(both):
+        logger.warning("blocks are restored one by one: joining two gives another state than llama.cpp does")
+        return None
+    return joiner
 
 
 def _measure(context: Context, scratch: int) -> BlockSize:

@@ -35,7 +35,7 @@ def load_frame(path: Path, **changes: Any) -> LoadModel:
     """A LoadModel with small defaults."""
     values: dict[str, Any] = {
         "path": str(path), "alias": "m", "ctx": 2048, "pool": 0, "memory": 1 << 30, "parallel": 2, "threads": 2,
-        "batch": 512, "kv_type": "f16", "flash_attention": True, "gpu_layers": 0, "chat_template": "",
+        "batch": 512, "kv_type": "f16", "flash_attention": False, "gpu_layers": 0, "chat_template": "",
         "template_timeout": 2.0, "reuse": "token", "salt": "", "max_queue": 8, "max_stall": 0.5,
     }  # fmt: skip
     return LoadModel(**{**values, **changes})

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from homeprefixd.engine.fingerprint import library_hashes
+from homeprefixd.engine.slices import Slicer
 from homeprefixd.frames import Accepted, Finished, Message, NamespaceKnown, Progress
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import GREEDY, Running
@@ -71,6 +72,36 @@ def test_exact_reuse_gives_the_same_bits(
     assert again.cache_n == 320
     running.store.forget()
     assert other.ask(prompt + tokens(100, 1), 1)[1].timings.logits_sha256 == again.logits_sha256
+
+
+@pytest.mark.parametrize("flash", [False, True])
+def test_long_prefixes_come_back_joined(
+    run: Run, demo_model: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, flash: bool
+) -> None:
+    monkeypatch.setenv("HOMEPREFIXD_DEBUG_LOGITS", "1")
+    lengths: list[int] = []
+    original = Slicer.import_block
+
+    def import_block(self: Slicer, seq: int, start: int, count: int, use: int, view: memoryview) -> None:
+        lengths.append(count)
+        original(self, seq, start, count, use, view)
+
+    monkeypatch.setattr(Slicer, "import_block", import_block)
+    prompt = tokens(64 * 23 + 10)
+    running = run(demo_model, reuse="exact", flash_attention=flash)
+    running.known()
+    cold = running.ask(prompt, 2)[1].timings
+    lengths.clear()
+    hot = running.ask(prompt, 2)[1].timings
+    assert (hot.cache_n, hot.prompt_n) == (64 * 23, 10)
+    assert lengths == ([64] * 23 if flash else [64, 64, 512, 512, 320])
+    assert hot.logits_sha256 == cold.logits_sha256
+    running.store.change = lambda index, payload: running.store.payloads[prompt_key] if index == 9 else payload
+    prompt_key = next(iter(running.store.payloads))  # a block of other positions, of the right size
+    wrong = running.ask(prompt, 2)[1].timings
+    assert (wrong.cache_n, wrong.prompt_n) == (0, len(prompt))
+    assert wrong.logits_sha256 == cold.logits_sha256
+    assert running.engine.counters["restore_errors"] == 1
 
 
 def test_an_idle_engine_computes_the_same_bits_whatever_ran_before(
@@ -179,7 +210,7 @@ def test_the_namespace_holds_what_changes_state_and_nothing_else(
     (description,) = store.namespaces.values()
     assert description["libraries"] == library_hashes()
     assert "libllama.so" in description["libraries"]
-    for changes in ({"kv_type": "q8_0"}, {"salt": "s"}, {"flash_attention": False}):
+    for changes in ({"kv_type": "q8_0", "flash_attention": True}, {"salt": "s"}, {"flash_attention": True}):
         before = len(store.namespaces)
         run(path, store, **changes).known()
         assert len(store.namespaces) == before + 1

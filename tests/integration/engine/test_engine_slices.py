@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from homeprefixd.engine.bindings import Batch, Context, ContextSettings, Model
+from homeprefixd.engine.joining import Joiner, JoinError, joiner_of
 from homeprefixd.engine.llama_log import LlamaLog
 from homeprefixd.engine.slices import BlockSize, SliceError, Slicer, make_slicer
 
@@ -19,8 +21,8 @@ Tokens = np.ndarray
 class Bench:
     """A context, and the five blocks of a prompt in `blocks`; the context is empty."""
 
-    def __init__(self, model: Model) -> None:
-        self.context = Context(model, ContextSettings(1024, 512, SCRATCH + 1, 2, "f16", True))
+    def __init__(self, model: Model, flash_attention: bool) -> None:
+        self.context = Context(model, ContextSettings(1024, 512, SCRATCH + 1, 2, "f16", flash_attention))
         slicer = make_slicer(self.context, SCRATCH)
         assert isinstance(slicer, Slicer), slicer
         self.slicer = slicer
@@ -51,11 +53,12 @@ class Bench:
         assert self.context.pos_max(SCRATCH) == -1
 
 
-@pytest.fixture(params=["demo", "llama", "qwen3"])
+@pytest.fixture(params=["demo", "demo-flash", "llama", "qwen3-flash"])
 def bench(request: pytest.FixtureRequest, demo_model: Path, tiny: Callable[[str], Path]) -> Iterator[Bench]:
     log = LlamaLog()
-    model = Model.load(demo_model if request.param == "demo" else tiny(request.param), log)
-    bench = Bench(model)
+    name, _, flash = request.param.partition("-")
+    model = Model.load(demo_model if name == "demo" else tiny(name), log)
+    bench = Bench(model, bool(flash))
     yield bench
     bench.context.close()
     model.close()
@@ -70,6 +73,66 @@ def test_restored_blocks_give_the_same_bits(bench: Bench) -> None:
     assert bench.context.pos_max(SCRATCH) == -1
     for block in range(5):
         assert bytes(bench.export(0, block * 64, block * 64 + 64)) == bytes(bench.blocks[block])
+
+
+def test_joined_blocks_are_what_llama_cpp_writes_for_all(bench: Bench) -> None:
+    joiner = bench.slicer.joiner
+    assert (joiner is None) == bench.context.flash_attention  # V lies as K does: joining would gain nothing
+    if joiner is None:
+        return
+    for block in range(5):
+        bench.take(block)
+    whole = bench.export(0, 0, 192)
+    bench.context.clear()
+    out = np.full(joiner.size(256), 255, np.uint8)
+    assert joiner.join(bench.blocks[:3], [64] * 3, 0, out) == len(whole)
+    assert bytes(out[: len(whole)]) == bytes(whole)
+    bench.take(0)
+    size = joiner.join(bench.blocks[1:5], [64] * 4, 64, out)
+    bench.slicer.import_block(0, 64, 256, 256, out[:size].data)
+    bench.decode(320, 330)
+    assert bench.context.logits(-1).tobytes() == bench.cold.tobytes()
+
+
+def test_only_blocks_that_fit_each_other_are_joined(bench: Bench) -> None:
+    joiner = bench.slicer.joiner
+    if joiner is None:
+        return  # see the test above
+    out, blocks = np.zeros(joiner.size(128), np.uint8), bench.blocks
+    for chosen in ([0, 2], [1, 0], [0, 0], [1, 2]):
+        with pytest.raises(JoinError, match="positions"):
+            joiner.join([blocks[i] for i in chosen], [64, 64], 0, out)
+    for wrong, counts in (([blocks[0], blocks[1][:-1]], [64, 64]), (blocks[:2], [64, 63]), (blocks[:3], [64] * 3)):
+        with pytest.raises(JoinError, match="bytes"):
+            joiner.join(wrong, counts, 0, out)
+
+
+def test_states_of_another_layout_are_not_joined(bench: Bench) -> None:
+    state = bench.blocks[0]
+    found = joiner_of(state, 64)
+    assert (found is None) == bench.context.flash_attention
+    changes = [(8, 2), (12, 63), (16 + 64 * 12, 0), (16 + 64 * 12 + 4, 0), (16 + 64 * 12 + 4, 5000)]
+    changes += [(16 + 64 * 12 + 4, 2), (16 + 64 * 12 + 12, 1 << 30)]
+    for at, value in changes:
+        other = bytearray(state)
+        other[at : at + 4] = value.to_bytes(4, "little")
+        assert joiner_of(memoryview(other), 64) is None, (at, value)
+    assert joiner_of(state[:-1], 64) is None
+    assert joiner_of(state[:20], 64) is None
+
+
+def test_a_joiner_that_is_wrong_is_not_used(fresh: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Joiner.join
+
+    def spoiled(self: Joiner, blocks: Any, counts: Any, start: int, out: Any) -> int:
+        size = original(self, blocks, counts, start, out)
+        out[size - 1] ^= 1
+        return size
+
+    monkeypatch.setattr(Joiner, "join", spoiled)
+    made = make_slicer(fresh, SCRATCH)
+    assert isinstance(made, Slicer)
+    assert made.joiner is None
 
 
 def test_a_cut_block_goes_on_from_its_cut(bench: Bench) -> None:
@@ -148,7 +211,7 @@ def test_models_with_edges_have_no_slicer(arch: str, reason: str, tiny: Callable
 def fresh(tiny: Callable[[str], Path]) -> Iterator[Context]:
     log = LlamaLog()
     model = Model.load(tiny("llama"), log)
-    context = Context(model, ContextSettings(512, 64, 3, 2, "f16", True))
+    context = Context(model, ContextSettings(512, 64, 3, 2, "f16", False))
     yield context
     context.close()
     model.close()
