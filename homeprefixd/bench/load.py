@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from .client import Client, Reply, at
@@ -55,7 +56,7 @@ class Record:
     @property
     def gaps(self) -> list[float]:
         """Seconds between one event with output and the next."""
-        return [later - sooner for sooner, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
+        return [later - sooner for sooner, later in pairwise(self.arrivals)]
 
 
 @dataclass

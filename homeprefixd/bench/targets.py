@@ -180,9 +180,7 @@ class Workplace:
         def make(number: int) -> Server:
             previous = self._directory / f"cache-{number - 1}"
             shutil.rmtree(previous, ignore_errors=True)
-            server = homeprefixd(
-                self._directory / f"cache-{number}", *common, "--parallel", str(parallel), *flags
-            )
+            server = homeprefixd(self._directory / f"cache-{number}", *common, "--parallel", str(parallel), *flags)
             server.env = {name: value for name, value in server.env.items() if not name.startswith("HOMEPREFIXD_")}
             return server
 

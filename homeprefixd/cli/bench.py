@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
-from ..errors import ConfigError
+from .bench_targets import model_path, thread_count
+from .bench_workloads import burst, interrupt, run, show_rows, streams
 from .output import Column, Output, ProgressLine, seconds_text
-from .settings import json_flag, load_settings, setting_flags
+from .settings import json_flag, setting_flags
 
 
 @click.group()
 def bench() -> None:
-    """Measure: the cache's promises, the parts they depend on."""
+    """Measure: a household at once, the cache's promises, the parts they depend on."""
 
 
-def _model(given: dict[str, str | None]) -> Path:
-    from ..models.catalog import Catalog
-
-    specs = Catalog.from_config(load_settings(given).config.model).specs
-    if not specs:
-        raise ConfigError("A benchmark needs a model, and model.path is none.", param="model.path")
-    return specs[0].path
-
-
-def _threads(given: dict[str, str | None]) -> int:
-    from ..machine import physical_cores
-
-    return load_settings(given).config.model.threads or physical_cores()
+for _command in (run, burst, streams, interrupt):
+    bench.add_command(_command)
 
 
 @bench.command()
@@ -51,33 +40,21 @@ def main(
     """The main job's bars: reuse, speed, space and memory, in one run. Takes some minutes."""
     from ..bench.main_job import MainJob
     from ..bench.main_job import as_json as plain
+    from ..bench.rows import all_met
 
     output, progress = Output(as_json), ProgressLine()
-    threads = _threads(given)
+    threads = thread_count(given)
     flags = shlex.split(llama_server_flags)
     job = MainJob(
-        str(_model(given)), threads, peer=llama_server, peer_flags=flags, pairs=pairs, only=only, say=progress.show
+        str(model_path(given)), threads, peer=llama_server, peer_flags=flags, pairs=pairs, only=only, say=progress.show
     )
     rows = job.run()
     progress.clear()
     if as_json:
         output.document(list(plain(rows)))
     else:
-        columns = [Column("what"), Column("measured", right=True), Column("bar"), Column(""), Column("", flexible=True)]
-        output.table(
-            columns,
-            [
-                [
-                    row.what,
-                    "-" if row.value is None else f"{row.value:.3g}",
-                    row.bar,
-                    "" if row.met is None else "met" if row.met else "MISSED",
-                    row.note,
-                ]
-                for row in rows
-            ],
-        )
-    return 0 if all(row.met is not False for row in rows) else 1
+        show_rows(output, rows)
+    return 0 if all_met(rows) else 1
 
 
 @bench.command()
@@ -88,8 +65,8 @@ def attention(as_json: bool, **given: str | None) -> None:
     from ..bench.attention import BATCHES, DEPTH, measure
 
     output = Output(as_json)
-    threads = _threads(given)
-    timings = measure(_model(given), threads, 256)
+    threads = thread_count(given)
+    timings = measure(model_path(given), threads, 256)
     if as_json:
         output.document([asdict(timing) for timing in timings])
         return
