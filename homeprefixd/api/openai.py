@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -16,7 +17,16 @@ from .keys import BACKEND, CONFIG, IDENTITY
 from .openai_reply import ChatWriter, CompletionWriter, ReplyWriter, respond
 
 _MAX_SALT = 1024  # characters
-_ROLE = 64  # characters
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",  # what results of tools were called before
+}
+"""A message's role -> what the templates know."""
+
 _MAX_TOKEN = 2**31  # ids are below it, where the vocabulary's size is not known
 
 _IGNORED = frozenset(
@@ -144,6 +154,9 @@ class CompletionBody(CommonBody, kw_only=True):
     best_of: Number = None
 
 
+Body = TypeVar("Body", bound=CommonBody)
+
+
 def _unsupported(param: str, message: str) -> RequestError:
     return RequestError(message, param=param, code="unsupported_value")
 
@@ -172,10 +185,12 @@ def _content(where: str, content: str | list[Part] | None) -> str | None:
 
 def _message(index: int, body: MessageBody) -> Message:
     where = f"messages[{index}]"
-    if not 0 < len(body.role) <= _ROLE:
+    role = _ROLES.get(body.role)
+    if role is None:
         raise RequestError(
-            f"`{where}.role` must be system, user, assistant, tool, or another name of at most {_ROLE} characters.",
+            f"`{where}.role` must be {', '.join(list(_ROLES)[:-1])} or {list(_ROLES)[-1]}, not {body.role[:40]!r}.",
             param=f"{where}.role",
+            code="unknown_role",
         )
     content = body.content
     if content is msgspec.UNSET:
@@ -194,7 +209,7 @@ def _message(index: int, body: MessageBody) -> Message:
             for call in body.tool_calls
         ]
     return Message(
-        role="system" if body.role == "developer" else body.role,
+        role=role,
         content=_content(f"{where}.content", content),
         name=body.name,
         tool_calls=calls,
@@ -303,16 +318,24 @@ def _vocabulary(request: web.Request, alias: str) -> int | None:
 
 
 async def _answer(
-    request: web.Request, body: CommonBody, generate: Generate, writer: ReplyWriter
+    request: web.Request,
+    kind: type[Body],
+    writer: type[ReplyWriter],
+    id_prefix: str,
+    convert: Callable[[Body, str, int | None], Generate],
 ) -> web.StreamResponse:
-    generation = request.app[BACKEND].generate(writer.model, generate)
-    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    """One request of either route: `kind` is its body, `convert` checks it, `writer` writes the reply."""
+    body = fields.decode(await read_body(request), kind, _IGNORED)
+    alias = request.app[BACKEND].resolve(body.model)
+    identity = request.app[IDENTITY]
+    rid = f"{id_prefix}-{identity.token()}"
+    generate = convert(body, rid, _vocabulary(request, alias))
     return await respond(
         request,
-        generation,
-        writer,
+        request.app[BACKEND].generate(alias, generate),
+        writer(rid, alias, int(identity.clock())),
         stream=generate.stream,
-        usage=usage,
+        usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         progress=bool(body.return_progress),
         keep_alive=request.app[CONFIG].keep_alive,
     )
@@ -320,22 +343,12 @@ async def _answer(
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """`POST /v1/chat/completions`."""
-    body = fields.decode(await read_body(request), ChatBody, _IGNORED)
-    alias = request.app[BACKEND].resolve(body.model)
-    identity = request.app[IDENTITY]
-    rid = f"chatcmpl-{identity.token()}"
-    generate = chat_request(body, rid, _vocabulary(request, alias))
-    return await _answer(request, body, generate, ChatWriter(rid, alias, int(identity.clock())))
+    return await _answer(request, ChatBody, ChatWriter, "chatcmpl", chat_request)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """`POST /v1/completions`."""
-    body = fields.decode(await read_body(request), CompletionBody, _IGNORED)
-    alias = request.app[BACKEND].resolve(body.model)
-    identity = request.app[IDENTITY]
-    rid = f"cmpl-{identity.token()}"
-    generate = completion_request(body, rid, _vocabulary(request, alias))
-    return await _answer(request, body, generate, CompletionWriter(rid, alias, int(identity.clock())))
+    return await _answer(request, CompletionBody, CompletionWriter, "cmpl", completion_request)
 
 
 def routes() -> list[web.RouteDef]:

@@ -86,13 +86,17 @@ class ReplyWriter:
         """What comes before any text; b"" for nothing."""
         raise NotImplementedError
 
-    def empty_choice(self, reason: str | None) -> dict[str, Any]:
-        """A choice without text, for a stream."""
+    def content(self, text: str | None, *, part: bool) -> dict[str, Any]:
+        """What a choice holds: the text of a reply, or with `part` what a chunk adds, None for nothing."""
         raise NotImplementedError
 
-    def whole_choice(self, text: str, reason: str) -> dict[str, Any]:
-        """The choice of a reply that is not streamed."""
-        raise NotImplementedError
+    def choice(self, text: str | None, reason: str | None, *, part: bool) -> dict[str, Any]:
+        """The one choice of a reply or, with `part`, of a chunk; `text` as in `content`."""
+        return {**self.content(text, part=part), "index": 0, "logprobs": None, "finish_reason": reason}
+
+    def empty_choice(self, reason: str | None) -> dict[str, Any]:
+        """A choice without text, for a stream."""
+        return self.choice(None, reason, part=True)
 
     def last(self, finished: Finished, usage: bool) -> bytes:
         """The chunk with the reason, that with the usage where it was asked for, and the mark of the end."""
@@ -105,7 +109,7 @@ class ReplyWriter:
         """A reply that is not streamed."""
         return {
             **self._head(self.object),
-            "choices": [self.whole_choice(finished.text, finish_reason(finished))],
+            "choices": [self.choice(finished.text, finish_reason(finished), part=False)],
             "usage": usage_object(finished.timings),
             "timings": timings_object(finished.timings),
         }
@@ -121,14 +125,12 @@ class ChatWriter(ReplyWriter):
 
     def first(self) -> bytes:
         delta = {"role": "assistant", "content": None}
-        return self.chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
+        return self.chunk([{**self.empty_choice(None), "delta": delta}])
 
-    def empty_choice(self, reason: str | None) -> dict[str, Any]:
-        return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reason}
-
-    def whole_choice(self, text: str, reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    def content(self, text: str | None, *, part: bool) -> dict[str, Any]:
+        if part:
+            return {"delta": {} if text is None else {"content": text}}
+        return {"message": {"role": "assistant", "content": text}}
 
 
 class CompletionWriter(ReplyWriter):
@@ -142,11 +144,8 @@ class CompletionWriter(ReplyWriter):
     def first(self) -> bytes:
         return b""
 
-    def empty_choice(self, reason: str | None) -> dict[str, Any]:
-        return self.whole_choice("", reason)
-
-    def whole_choice(self, text: str, reason: str | None) -> dict[str, Any]:
-        return {"text": text, "index": 0, "logprobs": None, "finish_reason": reason}
+    def content(self, text: str | None, *, part: bool) -> dict[str, Any]:
+        return {"text": text or ""}
 
 
 async def respond(

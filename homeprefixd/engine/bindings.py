@@ -48,21 +48,19 @@ def check_gguf(path: Path) -> None:
 
 
 _STRIPPING = C.LLAMA_TOKEN_ATTR_LSTRIP | C.LLAMA_TOKEN_ATTR_RSTRIP
-_UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 _SPACE = b" \t\n\v\f\r"
 
 
 @dataclass(frozen=True)
 class TextBound:
-    """The longest token, in bytes of text; `stripping`: some tokens swallow the white space beside them."""
+    """How much text a token can stand for."""
 
-    longest: int
-    stripping: bool
+    longest: int  # bytes
+    ignored: bytes  # bytes of text that may vanish: without a token of their own, or swallowed by one beside them
 
     def least_tokens(self, text: str) -> int:
-        """So many tokens `text` has at least."""
-        data = text.encode("utf-8", "surrogatepass")
-        return -(-len(data.translate(None, _SPACE) if self.stripping else data) // self.longest)
+        """`text` has at least so many tokens. Takes a hundredth of the time of counting them."""
+        return -(-len(text.encode("utf-8", "surrogatepass").translate(None, self.ignored)) // self.longest)
 
 
 class Model:
@@ -238,22 +236,22 @@ class Model:
 
     @cached_property
     def text_bound(self) -> TextBound | None:
-        """How much text a token can stand for; None where llama.cpp's tokenizer can drop or merge any amount.
+        """How much text a token can stand for; None where llama.cpp's tokenizer may merge any amount of it.
 
         Takes some tenths of a second the first time: it looks at the whole vocabulary.
         """
         if C.llama_vocab_type(self._vocab) not in (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_BPE):
             return None
         buffer = ctypes.create_string_buffer(256)
-        longest, stripping = 1, False
-        missing = set(_UTF8_BYTES)
+        longest, ignored = 1, set(range(256))
+        stripping = False
         for token in range(self.n_vocab):
             count = C.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
             if count == 1:
-                missing.discard(buffer[0][0])
+                ignored.discard(buffer[0][0])
             longest = max(longest, abs(count))  # negative: the room it needs
             stripping |= bool(C.llama_vocab_get_attr(self._vocab, token) & _STRIPPING)
-        return None if missing else TextBound(longest, stripping)  # text without tokens for its bytes is dropped
+        return TextBound(longest, bytes(ignored.union(_SPACE) if stripping else ignored))
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """Bytes of one token, not always whole characters. `special`: show control tokens, which else are b""."""

@@ -134,3 +134,16 @@ def test_prefill_of_a_quantised_model_does_not_crash(model: Model) -> None:
         assert np.isfinite(context.logits(-1)).all()
     finally:
         context.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["The quick brown fox. ", "\u00e9\u4e2d\U0001f600", " ", "\n", "\x00\x04\x06", "<|im_start|>", "#", "a", "\u0378"],
+)
+def test_no_text_has_fewer_tokens_than_the_bound_says(model: Model, text: str) -> None:
+    bound = model.text_bound
+    assert bound is not None
+    assert bound.longest < 200
+    for count in (1, 7, 200, 3000):
+        assert bound.least_tokens(text * count) <= len(model.tokenize(text * count, add_bos=False))
+    assert bound.least_tokens("The quick brown fox. " * 3000) > 700

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homeprefixd.engine.bindings import Context
+from homeprefixd.engine.bindings import Context, Model
 from homeprefixd.engine.failures import DecodeError
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
@@ -192,6 +192,22 @@ def test_what_never_fits_is_refused_at_once(run: Run, tiny: Tiny, tokens: Tokens
     # one that just fits ends where the context ends
     end = running.ask(tokens(295), -1)[1]
     assert (end.reason, end.timings.predicted_n) == ("length", 5)
+
+
+def test_megabytes_are_refused_before_they_are_tokenised(
+    run: Run, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = run(demo_model, ctx=300)
+    short = "Hello there. " * 400  # not certain by its length: counted
+    with pytest.raises(ContextOverflowError, match=r"has \d+ tokens"):
+        running.ask(short)
+    monkeypatch.delattr(Model, "tokenize")
+    for prompt in ("Hello there. " * 100_000, [Message(role="user", content="Hello there. " * 100_000)]):
+        begin = time.monotonic()
+        with pytest.raises(ContextOverflowError, match=r"has at least \d+ tokens and the context holds 300") as caught:
+            running.ask(prompt)
+        assert caught.value.details["n_prompt_tokens"] > 300
+        assert time.monotonic() - begin < 2
 
 
 def test_a_full_queue_says_so(run: Run, tiny: Tiny, tokens: Tokens) -> None:

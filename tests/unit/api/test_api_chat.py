@@ -443,6 +443,7 @@ async def test_fields_reach_the_engine(client: TestClient, backend: ScriptedBack
                 "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}],
             },
             {"role": "tool", "content": "3", "tool_call_id": "c1"},
+            {"role": "function", "content": "4", "name": "f"},
         ],
         "tools": tools,
         "tool_choice": "auto",
@@ -486,6 +487,7 @@ async def test_fields_reach_the_engine(client: TestClient, backend: ScriptedBack
             reasoning_content="hm",
         ),
         Message("tool", "3", tool_call_id="c1"),
+        Message("tool", "4", name="f"),
     ]
     assert asked.tools == tools
     assert list(asked.tools[0]["function"]["parameters"]) == ["z", "a"]
@@ -546,6 +548,12 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [1]}, "messages[0]", "object, not integer"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "missing"),
     ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role", "must be system"),
+    (
+        {"messages": [{"role": "user", "content": "x"}, {"role": "wizard", "content": "x"}]},
+        "messages[1].role",
+        "must be system, developer, user, assistant, tool or function, not 'wizard'",
+    ),
+    ({"messages": [{"role": "User", "content": "x"}]}, "messages[0].role", "not 'User'"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "assistant"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "not integer"),
