@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from .directory import DATA
 
 _LAST_WORDS = 20
 _STOP_SECONDS = 60.0
+_WARM = 1 << 30  # bytes; a budget that nothing is stored under
 
 F = TypeVar("F", bound=frames.Frame)
 
@@ -33,11 +35,24 @@ F = TypeVar("F", bound=frames.Frame)
 class AdminClient:
     """A connection to a store. Every method raises StoreError with the store's last words if it has ended."""
 
-    def __init__(self, sock: socket.socket, process: subprocess.Popen[str] | None = None) -> None:
-        """`sock`: to a running store; `process`: that store, if it ends with this client."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        process: subprocess.Popen[str] | None = None,
+        *,
+        to_write: Callable[[], tuple[socket.socket, subprocess.Popen[str]]] | None = None,
+    ) -> None:
+        """`sock`: to a running store; `process`: that store, if it ends with this client.
+
+        `to_write`: starts another one, where this one was opened for reading only.
+        """
+        self._to_write = to_write
+        self._tickets = itertools.count(1)
+        self._connect(sock, process)
+
+    def _connect(self, sock: socket.socket, process: subprocess.Popen[str] | None) -> None:
         self._channel: Channel[FromStore] = Channel(sock, FromStore)
         self._process = process
-        self._tickets = itertools.count(1)
         self._words: deque[str] = deque(maxlen=_LAST_WORDS)
         self._listener: threading.Thread | None = None
         if process is not None:
@@ -63,30 +78,26 @@ class AdminClient:
     ) -> AdminClient:
         """Run a store on `cache_dir` and connect to it. Raises StoreError if it refuses, e.g. because it is in use.
 
-        `create`: make the directory if there is none; else one without a store in it is refused. `warm`: budget in
-        bytes, 0 for one that holds what is there.
+        A directory without a store is refused, and the store is opened for reading only until something is asked that
+        changes it: looking at a store neither evicts from it nor repairs it. `create`, or `warm` > 0 (its budget in
+        bytes): it is opened for writing at once, and made if it is missing.
         """
-        if warm <= 0:
+
+        def run(*flags: str) -> tuple[socket.socket, subprocess.Popen[str]]:
+            return _run_store(cache_dir, hot, *flags, "--compression", str(compression), "--log-level", log_level)
+
+        if create:
+            return cls(*run("--warm", str(warm or _WARM)))
+        if warm > 0:
+            return cls(*run("--warm", str(warm), "--existing"))
+
+        def to_write() -> tuple[socket.socket, subprocess.Popen[str]]:
+            budget = _WARM
             with contextlib.suppress(OSError):
-                warm = 2 * (cache_dir / DATA).stat().st_size
-            warm = max(warm, 1 << 30)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "homeprefixd.prefix.service", "--fd", str(theirs.fileno())]
-            command += ["--cache-dir", str(cache_dir), "--hot", str(hot), "--warm", str(warm)]
-            command += ["--compression", str(compression), "--tail-delay", "2", "--write-queue", str(hot)]
-            command += ["--log-level", log_level, *([] if create else ["--existing"])]
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                env={**os.environ, "MALLOC_ARENA_MAX": "2", PARENT_PID: str(os.getpid())},
-            )
-        return cls(ours, process)
+                budget = max(budget, 2 * (cache_dir / DATA).stat().st_size)
+            return run("--warm", str(budget), "--existing")
+
+        return cls(*run("--warm", "0", "--read-only"), to_write=to_write)
 
     def stats(self) -> dict[str, Any]:
         """The figures of `GET /cache/stats`."""
@@ -98,11 +109,13 @@ class AdminClient:
 
     def purge(self, *, all: bool = False, prefix: str = "", older_than: float = 0.0, model: str = "") -> Purged:
         """Remove from every tier; exactly one filter is given. `error` of the answer says why nothing was done."""
+        self._may_write()
         frame = frames.Purge(next(self._tickets), all, prefix, older_than, model)
         return self._ask(frame, Purged)
 
     def flush(self) -> int:
         """Write everything that waits; returns the nodes that could not be written."""
+        self._may_write()
         return self._ask(frames.Flush(next(self._tickets)), frames.Flushed).pending
 
     def close(self) -> None:
@@ -118,6 +131,13 @@ class AdminClient:
                 self._listener.join()
             if self._process.stderr is not None:
                 self._process.stderr.close()
+
+    def _may_write(self) -> None:
+        """Have a store that is open for writing."""
+        if self._to_write is not None:
+            to_write, self._to_write = self._to_write, None
+            self.close()
+            self._connect(*to_write())
 
     def __enter__(self) -> AdminClient:
         return self
@@ -154,3 +174,22 @@ class AdminClient:
             for line in self._process.stderr:
                 if line.strip():
                     self._words.append(line.strip())
+
+
+def _run_store(cache_dir: Path, hot: int, *flags: str) -> tuple[socket.socket, subprocess.Popen[str]]:
+    """Our end of the connection to a new store process, and the process."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "homeprefixd.prefix.service", "--fd", str(theirs.fileno())]
+        command += ["--cache-dir", str(cache_dir), "--hot", str(hot), "--tail-delay", "2", "--write-queue", str(hot)]
+        process = subprocess.Popen(
+            [*command, *flags],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, "MALLOC_ARENA_MAX": "2", PARENT_PID: str(os.getpid())},
+        )
+    return ours, process

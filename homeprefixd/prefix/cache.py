@@ -2,7 +2,7 @@
 
 Knows no sockets and no processes. Thread-safe: any thread may call it, but the methods marked *writer* belong to one
 thread, the only one that changes the disk. The lock is never held while the disk is written or a payload is read, so
-that a request does not wait for either.
+that a request does not wait for either; nor while a look-up walks the tree on disk.
 
 A node's life: `Session.reserve` gives room, the worker fills it, `Session.commit` publishes it (hot at once) and queues
 it; `write` stores it (warm too); it leaves RAM when room is needed, and comes back with `load`; it leaves the disk when
@@ -14,43 +14,32 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..frames import NewNode, PlanNode
 from .arena import Arena, pages
-from .blocks import BLOCK_TOKENS, MODEL_NAME, Namespace, TokensBE, block_key, namespace_of, swap
-from .codec import DamagedError, Decoder
-from .disk import Disk, MissingError, Touch, WarmTable
+from .blocks import BLOCK_TOKENS, Namespace, TokensBE, block_key, swap
+from .codec import Decoder
+from .disk import Disk, Touch
 from .hot import HotNode, HotTier
+from .loading import BlockLostError, Lease, Loading
 from .policy import Policy
+from .registry import Registry
 from .session import Session
-from .tree import NodeTable, Placed, Record, is_covered, match, shorter
+from .tree import LockedTable, NodeTable, Placed, Record, Step, is_covered, match, shorter
+from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
 
 MAX_TOUCHES = 20_000
 """Nodes whose last use is remembered until it is written; more are forgotten, oldest first."""
 
-_REMEMBERED_HASHES = 1_000
+__all__ = ["BlockLostError", "Cache", "Counters", "Lease"]
 
 log = logging.getLogger(__name__)
-
-
-class BlockLostError(Exception):
-    """A block of a plan cannot be had, nor those after it. The message is the reason."""
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """A match whose nodes are kept until it is released. `plan[i].offset` is -1 for those that `Cache.load` brings."""
-
-    plan: list[PlanNode]
-    places: list[bytes]  # tree keys
-    held: dict[int, HotNode] = field(default_factory=dict)  # by index
-    released: bool = False
 
 
 @dataclass(slots=True)
@@ -107,10 +96,12 @@ class Cache:
         self.hot = HotTier(arena, policy, now=clock, on_evict=self._evicted)
         self.queue = WriteQueue(write_queue, tail_delay)
         self.touched: dict[bytes, Touch] = {}
-        self.namespaces: dict[bytes, dict[str, Any]] = dict(disk.namespaces) if disk else {}
+        self.registry = Registry(disk, self.lock)
+        self.namespaces = self.registry.namespaces
         self.warm_state = "ok" if disk else "off"
         self.warm_reason = warm_reason
-        self._loaded = threading.Condition(self.lock)
+        self.loaded = threading.Condition(self.lock)
+        """Notified when a load ends."""
         self.wake = wake
         self._wall = wall
         self.clock = clock
@@ -119,11 +110,11 @@ class Cache:
         self.writing: list[HotNode] = []
         self.hidden: set[bytes] = set()  # nodes on disk that are about to be removed
         self.repairs: list[bytes] = []  # of those, the damaged ones; all below these are hidden too
-        self.removals = 0  # grows whenever nodes leave the disk
-        self.new_namespaces: dict[bytes, dict[str, Any]] = {}
-        self.new_hashes: dict[bytes, str] = {}
-        self._hashes: dict[bytes, str] = {}
-        self._behind = WriteBehind(self, disk) if disk is not None else None
+        self.removals = 0  # grows whenever nodes leave the disk, or begin or cease to be hidden
+        self.deadline: float | None = None
+        """By `clock`: when the writer must be done, because the process ends."""
+        self._loading = Loading(self, disk)
+        self._behind = WriteBehind(self, disk) if disk is not None and not disk.read_only else None
 
     # -------------------------------------------------------------------------------------------- any thread
 
@@ -144,30 +135,36 @@ class Cache:
             with self.disk.table(self.hidden) as warm:
                 yield [self.hot.table, warm], warm
 
+    def hide(self, keys: Iterable[bytes]) -> None:
+        """Nodes on disk are as good as gone from now on."""
+        self.hidden.update(keys)
+        self.removals += 1
+
+    def show(self, keys: Iterable[bytes]) -> None:
+        """They are hidden no longer: they are gone, or stay after all."""
+        self.hidden.difference_update(keys)
+        self.removals += 1
+
     def open_namespace(self, description: Mapping[str, Any]) -> tuple[Namespace, list[str]]:
         """Register a description. Returns its key and how stored ones of the same model content differ from it."""
-        namespace = namespace_of(description)
-        with self.lock:
-            if self.namespaces.get(namespace) != description:  # unknown, or called by another name now
-                self.namespaces[namespace] = dict(description)
-                self.new_namespaces[namespace] = dict(description)
-            stored = self.disk.sums.nodes if self.disk else {}
-            others = [d for key, d in self.namespaces.items() if key != namespace and key.hex() in stored]
+        opened = self.registry.open_namespace(description)
         self.wake()
-        return namespace, _differences(description, others)
+        return opened
 
     def lookup(
         self, namespace: bytes, tokens: bytes, *, limit: int, exact: bool, load: bool, session: Session | None = None
     ) -> Lease:
         """How far are `tokens` (u32 LE) known? With `load`, the nodes are leased to `session` until `release`."""
-        found = self._match(namespace, tokens, limit, exact)
+        wanted = TokensBE(swap(tokens[: max(0, limit) * 4]))
+        state = self._state()
+        found = self._match_unlocked(namespace, wanted, limit, exact) if self.disk is not None else None
         lease = Lease([], [])
         now = self._wall()
         with self.lock:
+            if found is None or state != self._state():  # what was read meanwhile is in the page cache now
+                found = self._match(namespace, wanted, limit, exact)
             for node, use in found:
                 hot = self.hot.by_key.get(node.record.key)
-                if hot is None and node.record.stored == 0:
-                    break  # it left RAM since, and is nowhere else
                 record = hot.node.record if hot else node.record
                 offset = -1
                 if load and hot is not None:
@@ -187,16 +184,34 @@ class Cache:
                     session.leases.add(lease)
         return lease
 
-    def _match(self, namespace: bytes, tokens: bytes, limit: int, exact: bool) -> list[tuple[Placed, int]]:
-        wanted = TokensBE(swap(tokens[: max(0, limit) * 4]))
+    def _state(self) -> tuple[int, int]:
+        """Differs from an earlier one if nodes have left either tier since."""
+        return self.removals, self.hot.departures
+
+    def _match_unlocked(self, namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> list[Step] | None:
+        """A match without holding the lock while the disk is read: on a cold disk that takes tens of milliseconds.
+
+        It is right if no node has left a tier meanwhile (`_state`): one that moved from RAM to disk after the disk's
+        transaction began is still in RAM then.
+        """
+        if self.disk is None:
+            return None
+        try:
+            with self.disk.table(self.hidden) as warm:
+                return match(
+                    [LockedTable(self.hot.table, self.lock), warm], namespace, wanted, limit=limit, exact=exact
+                )
+        except Exception as error:
+            log.debug("looking up failed, it is tried again: %s", error)
+            return None
+
+    def _match(self, namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> list[Step]:
         try:
             with self.view() as (tables, _warm):
-                return [(step.node, step.use) for step in match(tables, namespace, wanted, limit=limit, exact=exact)]
+                return match(tables, namespace, wanted, limit=limit, exact=exact)
         except Exception as error:
             self.trouble("looking up", error)
-            with self.lock:
-                steps = match([self.hot.table], namespace, wanted, limit=limit, exact=exact)
-                return [(step.node, step.use) for step in steps]
+            return match([self.hot.table], namespace, wanted, limit=limit, exact=exact)
 
     def _count_lookup(self, lease: Lease) -> None:
         self.counters.lookups += 1
@@ -222,77 +237,7 @@ class Cache:
 
         Reads from the disk: for reader threads. `decoder` is the calling thread's own.
         """
-        key, size = lease.plan[index].key, lease.plan[index].size
-        with self.lock:
-            while key in self.loading and key not in self.hot.by_key and not lease.released:
-                self._loaded.wait()
-            if lease.released:
-                raise BlockLostError("released")
-            if index in lease.held:
-                return lease.held[index].offset
-            hot = self.hot.by_key.get(key)
-            if hot is not None and hot.size == size:
-                return self._hold(lease, index, hot)
-            offset = self.hot.allocate(size) if self.disk is not None and hot is None else None
-            if offset is None:
-                self.counters.no_room += 1
-                self.counters.lost += 1
-                raise BlockLostError("no room in the hot tier" if hot is None else "replaced")
-            self.loading[key] = size
-            removals = self.removals
-        place = lease.places[index]
-        record, reason = self._read(place, offset, size, decoder)
-        with self.lock:
-            del self.loading[key]
-            self._loaded.notify_all()
-            if record is not None and removals != self.removals and not self._is_stored(place):
-                record, reason = None, "removed"
-            if record is None:
-                self.arena.free(offset, size, self.clock())
-                self.counters.lost += 1
-                raise BlockLostError(reason)
-            hot = self._publish_loaded(place, record, offset)
-            if hot is None or lease.released:
-                raise BlockLostError("released" if lease.released else "replaced")
-            return self._hold(lease, index, hot)
-
-    def _read(self, place: bytes, offset: int, size: int, decoder: Decoder) -> tuple[Record | None, str]:
-        if self.disk is None or not self.arena.populate(offset, size):
-            return None, "no memory for it"
-        begin = time.perf_counter()
-        try:
-            record = self.disk.load(place, self.arena.view(offset, size), decoder)
-        except MissingError:
-            return None, "evicted"
-        except DamagedError as error:
-            self._damage(place, str(error))
-            return None, f"damaged: {error}"
-        except Exception as error:
-            self.trouble("reading a block", error)
-            return None, f"cannot be read: {error}"
-        with self.lock:
-            self.counters.loaded_nodes += 1
-            self.counters.loaded_bytes += size
-            self.counters.restore_seconds += time.perf_counter() - begin
-        return record, ""
-
-    def _publish_loaded(self, place: bytes, record: Record, offset: int) -> HotNode | None:
-        hot = self.hot.by_key.get(record.key)
-        if hot is not None:  # computed again and committed meanwhile
-            self.arena.free(offset, record.size, self.clock())
-            return hot if hot.size == record.size else None
-        touch = self.touched.get(record.key)
-        if touch is not None and touch.last_use > record.last_use:
-            record.last_use = touch.last_use
-            record.hits += touch.hits
-        hot = HotNode(Placed(place, record), offset, warm=True)
-        self.hot.insert(hot)
-        return hot
-
-    def _hold(self, lease: Lease, index: int, hot: HotNode) -> int:
-        self.hot.lease(hot)
-        lease.held[index] = hot
-        return hot.offset
+        return self._loading.load(lease, index, decoder)
 
     def release(self, lease: Lease) -> None:
         """End a lease; again does nothing."""
@@ -303,33 +248,25 @@ class Cache:
             for hot in lease.held.values():
                 self.hot.release(hot)
             lease.held.clear()
-            self._loaded.notify_all()
+            self.loaded.notify_all()
 
     def file_hash(self, identity: bytes) -> str:
         """SHA-256 that was remembered for a file; "" if none was."""
-        with self.lock:
-            known = self._hashes.get(identity)
-        if known is not None or self.disk is None:
-            return known or ""
         try:
-            return self.disk.file_hash(identity)
+            return self.registry.file_hash(identity)
         except Exception as error:
             self.trouble("looking up a file's hash", error)
             return ""
 
     def remember_file_hash(self, identity: bytes, sha256: str) -> None:
         """Remember a file's SHA-256, on disk soon."""
-        with self.lock:
-            self._hashes[identity] = sha256
-            if len(self._hashes) > _REMEMBERED_HASHES:
-                del self._hashes[next(iter(self._hashes))]
-            if self.disk is not None:
-                self.new_hashes[identity] = sha256
+        self.registry.remember_file_hash(identity, sha256)
         self.wake()
 
     # ---------------------------------------------------------------------------------------------- committing
 
     def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode]) -> None:
+        self._read_ahead(nodes)
         with self.view() as (tables, warm):
             now = self._wall()
             for new in nodes:
@@ -344,6 +281,19 @@ class Cache:
                 self.arena.shrink(new.offset, room, new.size, self.clock())
                 self._publish(node, new.offset, warm)
         self.wake()
+
+    def _read_ahead(self, nodes: Sequence[NewNode]) -> None:
+        """Have in memory what admitting them reads of the disk, so that the lock is not held while it is read."""
+        if self.disk is None:
+            return
+        try:
+            with self.disk.table() as warm:
+                for new in nodes[:1]:
+                    warm.place(new.parent)
+                for new in nodes:
+                    warm.at_or_after(new.parent + swap(new.tokens[: BLOCK_TOKENS * 4]))
+        except Exception as error:
+            log.debug("reading ahead failed: %s", error)
 
     def _admit(
         self, namespace: bytes, new: NewNode, room: int, tables: list[NodeTable], warm: WarmTable | None, now: float
@@ -449,40 +399,18 @@ class Cache:
         if hot_self is not None:
             self.forget_hot(hot_self)
 
-    def _is_stored(self, place: bytes) -> bool:
+    def is_stored(self, place: bytes) -> bool:
         if self.disk is None:
             return False
         with self.disk.table(self.hidden) as table:
             return table.get(place) is not None
 
-    def removed_by_hand(self, keys: Sequence[bytes]) -> None:
-        """*Writer.* Nodes were purged from the disk: RAM follows, with all that has lost its parent."""
-        with self.lock:
-            self.left_disk(keys, drop=True)
-            with self.view() as (_tables, warm):
-                for hot in list(self.hot.by_key.values()):
-                    parent = hot.node.parent
-                    known = parent in self.namespaces or parent in self.hot.by_key
-                    if hot.indexed and not known and (warm is None or warm.place(parent) is None):
-                        self.forget_hot_subtree(hot.key)
+    def removed_by_hand(self) -> None:
+        """*Writer.* Nodes were purged from the disk: what was refused for want of room may be tried again."""
         if self._behind is not None:
             self._behind.try_again()
 
     # ---------------------------------------------------------------------------------------------------- faults
-
-    def _damage(self, place: bytes, reason: str) -> None:
-        """A payload is not what was written: the node and all below it are gone, from now on."""
-        with self.lock, self.view() as (_tables, warm):
-            record = warm.get(place) if warm is not None else None
-            if warm is None or record is None:
-                return
-            below = [node.record.key for node in warm.subtree(record.key)]
-            log.error("a stored block is damaged (%s); it and what follows it will be computed again", reason)
-            self.counters.damaged += 1
-            self.hidden.update((record.key, *below))
-            self.repairs.append(record.key)
-            self.forget_hot_subtree(record.key)
-        self.wake()
 
     def trouble(self, what: str, error: Exception) -> None:
         with self.lock:
@@ -490,7 +418,7 @@ class Cache:
         log.warning("%s failed: %s", what, error)
 
     def close(self) -> int:
-        """*Writer.* Write what waits and close the disk; returns the nodes that could not be written.
+        """*Writer.* Write what waits, until `deadline`, and close the disk; returns the nodes that were not written.
 
         No other thread may use the cache any more.
         """
@@ -498,6 +426,10 @@ class Cache:
         if self.disk is not None:
             self.disk.close()
         return len(self.queue)
+
+    def out_of_time(self) -> bool:
+        """Whether the writer must come to an end now."""
+        return self.deadline is not None and self.clock() >= self.deadline
 
     def check_integrity(self) -> None:
         """Raises ValueError if leases, bytes and index do not agree. Cheap enough for an idle moment."""
@@ -521,24 +453,3 @@ class Cache:
                         raise ValueError(f"hot node {hot.key.hex()} has no parent")
                     if hot.warm and warm is not None and hot.key not in self.hidden and warm.place(hot.key) is None:
                         raise ValueError(f"hot node {hot.key.hex()} is not on disk, as it should be")
-
-
-def _differences(description: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where stored descriptions of the same model content and salt differ, in words."""
-    here = _flat(description)
-    found: dict[str, None] = {}
-    for other in map(_flat, others):
-        if "model_sha256" in here and all(other.get(name) == here.get(name) for name in ("model_sha256", "salt")):
-            for name in sorted({*here, *other} - {MODEL_NAME}):
-                if other.get(name) != here.get(name):
-                    stored, now = other.get(name, "none"), here.get(name, "none")
-                    found[f"{name}: stored prefixes have {stored}, this run {now}"] = None
-    return list(found)
-
-
-def _flat(description: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested fields by dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in description.items():
-        flat.update(_flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value})
-    return flat

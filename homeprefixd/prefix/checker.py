@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 
 from .directory import DATA
-from .disk import KEYS, NODES, ORDER, PAYLOADS, TABLES
+from .warm_table import KEYS, NODES, ORDER, PAYLOADS, TABLES
 
 
 def check(directory: Path) -> str:

@@ -138,11 +138,12 @@ class Directory:
         except OSError:
             return ""
 
-    def was_left_open(self) -> bool:
-        """Whether the last owner did not stop cleanly. From now on this one is held to it, until `release`."""
+    def was_left_open(self, *, mark: bool = True) -> bool:
+        """Whether the last owner did not stop cleanly. `mark`: from now on this one is held to it, until `release`."""
         left = self._marker.exists()
-        with contextlib.suppress(OSError):
-            self._marker.touch(mode=0o600)
+        if mark:
+            with contextlib.suppress(OSError):
+                self._marker.touch(mode=0o600)
         return left
 
     def problem(self) -> str:

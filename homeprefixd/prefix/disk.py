@@ -24,15 +24,7 @@ from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
 from .directory import DATA
 from .policy import Policy, order_key
 from .tree import Placed, Record, is_covered, shorter
-
-META = b"meta"
-NAMESPACES = b"namespaces"  # namespace -> description as JSON
-NODES = b"nodes"  # tree key -> Record
-KEYS = b"keys"  # node's key -> tree key
-ORDER = b"order"  # policy.order_key || node's key -> nothing; first goes first
-PAYLOADS = b"payloads"  # node's key || piece number, u16 BE -> piece record
-FILES = b"files"  # device, inode, size, mtime -> SHA-256
-TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES)
+from .warm_table import FILES, KEYS, META, NAMESPACES, NODES, ORDER, PAYLOADS, TABLES, WarmTable, decode_record
 
 _FORMAT_KEY = b"format"
 _SUMS_KEY = b"sums"
@@ -96,101 +88,16 @@ class Stored(NamedTuple):
     covered: list[bytes]  # not written, or removed: a longer node begins with their tokens
 
 
-_record_decoder = msgspec.msgpack.Decoder(Record)
-
-
-class WarmTable:
-    """A `tree.NodeTable` over one transaction. `hidden`: keys of nodes that are as good as gone."""
-
-    def __init__(self, txn: Any, tables: Mapping[bytes, Any], hidden: AbstractSet[bytes]) -> None:
-        self._txn = txn
-        self._nodes = tables[NODES]
-        self._keys = tables[KEYS]
-        self._order = tables[ORDER]
-        self._hidden = hidden
-
-    def get(self, tree_key: bytes) -> Record | None:
-        value = self._txn.get(tree_key, db=self._nodes)
-        return self._decode(value) if value is not None else None
-
-    def before(self, tree_key: bytes) -> Placed | None:
-        cursor = self._txn.cursor(self._nodes)
-        found = cursor.prev() if cursor.set_range(tree_key) else cursor.last()
-        while found:
-            record = self._decode(cursor.value())
-            if record is not None:
-                return Placed(cursor.key(), record)
-            found = cursor.prev()
-        return None
-
-    def at_or_after(self, tree_key: bytes) -> Placed | None:
-        cursor = self._txn.cursor(self._nodes)
-        found = cursor.set_range(tree_key)
-        while found:
-            record = self._decode(cursor.value())
-            if record is not None:
-                return Placed(cursor.key(), record)
-            found = cursor.next()
-        return None
-
-    def children(self, key: bytes) -> Iterator[Placed]:
-        cursor = self._txn.cursor(self._nodes)
-        found = cursor.set_range(key)
-        while found and cursor.key().startswith(key):
-            record = self._decode(cursor.value())
-            if record is not None:
-                yield Placed(cursor.key(), record)
-            found = cursor.next()
-
-    def has_children(self, key: bytes) -> bool:
-        return next(self.children(key), None) is not None
-
-    def place(self, key: bytes) -> Placed | None:
-        """The node with this key."""
-        tree_key = self._txn.get(key, db=self._keys)
-        record = self.get(tree_key) if tree_key is not None else None
-        return Placed(tree_key, record) if record is not None else None
-
-    def find(self, prefix: bytes, limit: int) -> list[Placed]:
-        """Up to `limit` nodes whose keys begin with `prefix`."""
-        found: list[Placed] = []
-        cursor = self._txn.cursor(self._keys)
-        there = cursor.set_range(prefix) if prefix else cursor.first()
-        while there and cursor.key().startswith(prefix) and len(found) < limit:
-            node = self.place(cursor.key())
-            if node is not None:
-                found.append(node)
-            there = cursor.next()
-        return found
-
-    def newest(self) -> Iterator[bytes]:
-        """Keys of all nodes, from the one that would go last."""
-        for row in self._txn.cursor(self._order).iterprev(keys=True, values=False):
-            yield row[-KEY_BYTES:]
-
-    def subtree(self, key: bytes) -> list[Placed]:
-        """All nodes below `key` (a node's or a namespace), children before their parents."""
-        found: list[Placed] = []
-        waiting = [key]
-        while waiting:
-            children = list(self.children(waiting.pop()))
-            found += children
-            waiting += [child.record.key for child in children]
-        return found[::-1]
-
-    def _decode(self, value: bytes) -> Record | None:
-        record = _record_decoder.decode(value)
-        return None if record.key in self._hidden else record
-
-
 class Disk:
     """The open file. `limit`: bytes that its tables may take. `level`: zstd's, 0 for none.
 
     Raises UnreadableError if the file must be set aside, DiskFullError or DiskTroubleError if it cannot be opened now.
+    `read_only`: no writer's method may be called, and opening changes nothing.
     """
 
-    def __init__(self, directory: Path, *, limit: int, level: int, policy: Policy) -> None:
+    def __init__(self, directory: Path, *, limit: int, level: int, policy: Policy, read_only: bool = False) -> None:
         self.limit = limit
+        self.read_only = read_only
         self.batch_bytes = max(1 << 20, min(_BATCH, limit // 16))
         self._file = directory / DATA
         self._policy = policy
@@ -209,11 +116,15 @@ class Disk:
                 sync=True,
                 metasync=False,
                 writemap=False,
-                lock=True,
+                readonly=read_only,
+                lock=not read_only,  # the directory's owner is alone anyway
             )
-            self._env.reader_check()
+            if not read_only:
+                self._env.reader_check()
             self._check_format(size == 0)
-            self._tables = {name: self._env.open_db(name) for name in TABLES}
+            self._tables = {name: self._env.open_db(name, create=not read_only) for name in TABLES}
+        except lmdb.NotFoundError as error:
+            raise UnreadableError("it lacks a table") from error
         except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
             raise UnreadableError(str(error)) from error
         except (lmdb.Error, OSError) as error:
@@ -235,6 +146,8 @@ class Disk:
         if META not in names:
             if not new and names:
                 raise UnreadableError("it is not a store of homeprefixd")
+            if self.read_only:
+                raise UnreadableError("it is empty")
             with self._env.begin(write=True) as txn:
                 meta = self._env.open_db(META, txn=txn)
                 txn.put(_FORMAT_KEY, str(FORMAT_VERSION).encode(), db=meta)
@@ -268,7 +181,7 @@ class Disk:
         try:
             with self._env.begin(buffers=True) as txn:
                 value = txn.get(tree_key, db=self._tables[NODES])
-                record = _record_decoder.decode(value) if value is not None else None
+                record = decode_record(value) if value is not None else None
                 if record is None or record.size != len(out):
                     raise MissingError
                 for number in range(piece_count(record.size)):
@@ -297,6 +210,14 @@ class Disk:
             return os.stat(self._file).st_blocks * 512
         except OSError:
             return 0
+
+    def free_bytes(self) -> int:
+        """Bytes that the filesystem has left for this user; as much as there can be where it does not say."""
+        try:
+            space = os.statvfs(self._file.parent)
+        except OSError:
+            return 1 << 62
+        return space.f_bavail * space.f_frsize
 
     def file_hash(self, identity: bytes) -> str:
         """The remembered SHA-256; "" if there is none."""
@@ -419,22 +340,6 @@ class Disk:
                     break
         return list(chosen.values())
 
-    def unused_since(self, moment: float, touched: Mapping[bytes, Touch]) -> list[Placed]:
-        """*Writer.* Nodes last used before `moment`, with all below them; children before parents."""
-        chosen: dict[bytes, Placed] = {}
-        with self._env.begin() as txn:
-            table = self._view(txn)
-            for row in txn.cursor(self._tables[ORDER]).iternext(keys=True, values=False):
-                node = table.place(row[-KEY_BYTES:])
-                if node is None or node.record.last_use >= moment:
-                    continue
-                key = node.record.key
-                if key in touched and touched[key].last_use >= moment:
-                    continue
-                if all(child.record.key in chosen for child in table.children(key)):
-                    chosen[key] = node
-        return list(chosen.values())
-
     def remove(self, nodes: Sequence[Placed]) -> None:
         """*Writer.* Remove nodes, children before parents. Raises DiskFullError, DiskTroubleError."""
         for at in range(0, len(nodes), _FEW):
@@ -450,17 +355,6 @@ class Disk:
 
         self._write(delete)
         self.sums = sums
-
-    def clear(self) -> None:
-        """*Writer.* Remove every node; namespaces and file hashes stay. Raises DiskFullError, DiskTroubleError."""
-
-        def drop(txn: Any) -> None:
-            for name in (NODES, KEYS, ORDER, PAYLOADS):
-                txn.drop(self._tables[name], delete=False)
-            self._put_sums(txn, Sums())
-
-        self._write(drop)
-        self.sums = Sums()
 
     def hold_at(self, ceiling: int | None) -> None:
         """*Writer.* Do not grow beyond `ceiling` bytes, because the disk has no more; None: as the budget says."""

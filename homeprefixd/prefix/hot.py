@@ -48,6 +48,8 @@ class HotTier:
         """Dropped, but still leased."""
         self.keep_queued = True
         """Whether a node that waits to be written is kept; False while the disk does not take any."""
+        self.departures = 0
+        """Grows whenever a node leaves."""
         self._policy = policy
         self._now = now
         self._on_evict = on_evict
@@ -71,6 +73,7 @@ class HotTier:
         self.table.remove(hot.node.tree_key)
         del self.by_key[hot.key]
         hot.indexed = False
+        self.departures += 1
         parent = self.by_key.get(hot.node.parent)
         if parent is not None:
             parent.children -= 1

@@ -7,11 +7,13 @@ import heapq
 from typing import Any
 
 from ..frames import PrefixInfo
-from .blocks import FORMAT_VERSION
+from .blocks import FORMAT_VERSION, KEY_BYTES
 from .cache import Cache
-from .disk import WarmTable
 from .purge import ID_CHARACTERS, children, is_model, model_label
 from .tree import Placed
+from .warm_table import WarmTable
+
+_STEP_NODES = 100  # that are looked at under the lock at once
 
 PREVIEW = 160
 """Characters of a prefix's text: of its beginning, and of its end."""
@@ -65,30 +67,60 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
 
 
 def prefixes(cache: Cache, *, limit: int, model: str = "") -> tuple[list[PrefixInfo], int]:
-    """Leaves of the tree, last used first, and the number of nodes in the tree. `model` "" means all."""
-    wanted = {key for key, description in cache.namespaces.items() if not model or is_model(description, model)}
-    with cache.view() as (_tables, warm):
+    """Leaves of the tree, last used first, and the number of nodes in the tree. `model` "" means all.
+
+    The lock is held for moments only: what changes in between may be missing.
+    """
+    with cache.lock:
+        wanted = {key for key, description in cache.namespaces.items() if not model or is_model(description, model)}
         total = (cache.disk.nodes() if cache.disk is not None else 0) + sum(
             not hot.warm for hot in cache.hot.by_key.values()
         )
-        leaves: dict[bytes, Placed] = {}
-        for key, hot in cache.hot.by_key.items():
-            if hot.children == 0 and (warm is None or not warm.has_children(key)):
-                leaves[key] = hot.node
-        leaves = {key: node for key, node in leaves.items() if node.record.namespace in wanted}
-        if warm is not None:
-            found = 0
-            for key in warm.newest():
-                if found >= limit:
-                    break
+    leaves = _hot_leaves(cache, wanted) | _warm_leaves(cache, wanted, limit)
+    newest = heapq.nlargest(limit, leaves.values(), key=lambda node: _last_use(cache, node))
+    nodes: dict[bytes, Placed | None] = {}
+    forks: dict[bytes, bool] = {}
+    described = []
+    for node in newest:
+        with cache.view() as (_tables, warm):
+            described.append(_Paths(cache, warm, nodes, forks).describe(node))
+    return described, total
+
+
+def _hot_leaves(cache: Cache, wanted: set[bytes]) -> dict[bytes, Placed]:
+    leaves: dict[bytes, Placed] = {}
+    with cache.lock:
+        candidates = [
+            hot for hot in cache.hot.by_key.values() if hot.children == 0 and hot.node.record.namespace in wanted
+        ]
+    for at in range(0, len(candidates), _STEP_NODES):
+        with cache.view() as (_tables, warm):
+            for hot in candidates[at : at + _STEP_NODES]:
+                if hot.indexed and hot.children == 0 and (warm is None or not warm.has_children(hot.key)):
+                    leaves[hot.key] = hot.node
+    return leaves
+
+
+def _warm_leaves(cache: Cache, wanted: set[bytes], limit: int) -> dict[bytes, Placed]:
+    """Up to `limit` of those that are on disk only: the ones that would go last, so as a rule those last used."""
+    leaves: dict[bytes, Placed] = {}
+    last: bytes | None = None
+    more = cache.disk is not None
+    while more and len(leaves) < limit:
+        with cache.view() as (_tables, warm):
+            if warm is None:
+                break
+            more = False
+            for number, row in enumerate(warm.newest(last)):
+                last = row
+                key = row[-KEY_BYTES:]
                 node = warm.place(key) if key not in cache.hot.by_key else None
-                if node is None or node.record.namespace not in wanted or children(cache, warm, key):
-                    continue
-                leaves[key] = node
-                found += 1
-        newest = heapq.nlargest(limit, leaves.values(), key=lambda node: _last_use(cache, node))
-        paths = _Paths(cache, warm)
-        return [paths.describe(node) for node in newest], total
+                if node is not None and node.record.namespace in wanted and not children(cache, warm, key):
+                    leaves[key] = node
+                if number >= _STEP_NODES or len(leaves) >= limit:
+                    more = True
+                    break
+    return leaves
 
 
 def _last_use(cache: Cache, node: Placed) -> float:
@@ -99,11 +131,14 @@ def _last_use(cache: Cache, node: Placed) -> float:
 class _Paths:
     """Ways from leaves to the root; what they share is read once."""
 
-    def __init__(self, cache: Cache, warm: WarmTable | None) -> None:
+    def __init__(
+        self, cache: Cache, warm: WarmTable | None, nodes: dict[bytes, Placed | None], forks: dict[bytes, bool]
+    ) -> None:
+        """`nodes`, `forks`: what was read until now."""
         self._cache = cache
         self._warm = warm
-        self._nodes: dict[bytes, Placed | None] = {}
-        self._forks: dict[bytes, bool] = {}
+        self._nodes = nodes
+        self._forks = forks
 
     def describe(self, leaf: Placed) -> PrefixInfo:
         path = [leaf]

@@ -1,22 +1,32 @@
 """Removing nodes by hand, from every tier.
 
-Runs in the writer's thread. RAM goes first, then the disk, then what appeared in RAM meanwhile; slots that are leased
-are freed when their leases end.
+Runs in the writer's thread, in steps: a few nodes, children before parents, leave RAM and are hidden under the cache's
+lock, then they leave the disk without it. So a look-up waits for one step at most, however many nodes go. Slots that
+are leased are freed when their leases end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import NotFoundError, RequestError, StoreError
 from .blocks import MODEL_NAME
 from .cache import Cache
-from .disk import DiskFullError, DiskTroubleError, WarmTable
+from .disk import DiskFullError, DiskTroubleError
 from .tree import NodeTable, Placed, shorter
+from .warm_table import WarmTable
 
 ID_CHARACTERS = 16
 """Of a node's key in hex, in listings."""
+
+_STEP_NODES = 128
+_STEP_SECONDS = 0.01  # that the lock is held for one step
+_PAUSE = 0.002  # between steps that remove nothing: who waits for the lock gets it
+
+log = logging.getLogger(__name__)
 
 
 class Removed(NamedTuple):
@@ -42,61 +52,153 @@ def purge(
 
     `prefix` is an id of a listing or a beginning of it: the node, all below it, and all above it that leads nowhere
     else. Raises RequestError for other than one filter, NotFoundError for an unknown prefix or model, StoreError if the
-    disk cannot be changed (RAM is purged then).
+    disk cannot be changed or the process ends (the message says how far it came).
     """
     if (everything, bool(prefix), older_than > 0, bool(model)).count(True) != 1:
         raise RequestError("say what to purge: one of all, prefix, older_than (more than 0 seconds) or model")
-    with cache.view() as (_tables, warm):
-        if everything:
-            victims = _below(cache, warm, list(cache.namespaces))
-        elif prefix:
-            victims = _prefix(cache, warm, prefix)
-        elif model:
-            victims = _below(cache, warm, _namespaces_of(cache, model))
-        else:
-            victims = _unused(cache, now - older_than)
-        for key in victims:
-            hot = cache.hot.by_key.get(key)
-            if hot is not None:
-                cache.forget_hot(hot)
-            cache.touched.pop(key, None)
-    if cache.disk is not None:
-        try:
-            if everything:
-                cache.disk.clear()
-            else:
-                cache.disk.remove(list(victims.values()))
-        except (DiskFullError, DiskTroubleError) as error:
-            raise StoreError(f"purged from memory, but the disk cannot be changed: {error}") from error
-        finally:
-            cache.removed_by_hand(list(victims))
-    cache.counters.purged += len(victims)
-    return Removed(len(victims), sum(node.record.stored or node.record.size for node in victims.values()))
+    if cache.disk is not None and cache.disk.read_only:
+        raise StoreError("the store is open for reading only")
+    removal = Removal(cache)
+    if everything or model:
+        with cache.lock:
+            roots = list(cache.namespaces) if everything else _namespaces_of(cache, model)
+        for root in roots:
+            removal.below(root)
+    elif prefix:
+        with cache.view() as (_tables, warm):
+            node = _find(cache, warm, prefix)
+        removal.below(node.record.key)
+        removal.step(lambda warm, _ends: (_upwards(cache, warm, node), True))
+    else:
+        removal.unused(now - older_than)
+    cache.removed_by_hand()
+    return removal.done()
 
 
 Victims = dict[bytes, Placed]  # by key, children before parents
+Choose = Callable[[WarmTable | None, float], tuple[Victims, bool]]
+"""Called with the lock held: the next nodes to go, and whether they are the last. To return at `time.perf_counter()`
+values beyond the second argument."""
 
 
-def _below(cache: Cache, warm: WarmTable | None, roots: Iterable[bytes]) -> Victims:
-    found: Victims = {}
-    waiting = list(roots)
-    while waiting:
-        for child in children(cache, warm, waiting.pop()).values():
-            found[child.record.key] = child
-            waiting.append(child.record.key)
-    return dict(reversed(found.items()))
+class Removal:
+    """Nodes that leave all tiers, step by step. Belongs to the writer's thread."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._nodes = 0
+        self._bytes = 0
+
+    def done(self) -> Removed:
+        """What went until now."""
+        return Removed(self._nodes, self._bytes)
+
+    def below(self, root: bytes) -> None:
+        """All below a node or a namespace."""
+        self.step(lambda warm, ends: _next_below(self._cache, warm, root, ends))
+
+    def unused(self, moment: float) -> None:
+        """What was last used before `moment` (Unix time), as far as nothing below it was used later."""
+        scan = _Unused(self._cache, moment)
+        self.step(scan.hot)
+        self.step(scan.warm)
+
+    def step(self, choose: Choose) -> None:
+        """Remove what `choose` says, until that is all. Raises StoreError."""
+        cache = self._cache
+        seconds = _STEP_SECONDS
+        last = False
+        while not last:
+            if cache.out_of_time():
+                raise StoreError(f"the store ends; {self._nodes} nodes were purged before")
+            with cache.view() as (_tables, warm):
+                victims, last = choose(warm, time.perf_counter() + seconds)
+                for key in victims:
+                    hot = cache.hot.by_key.get(key)
+                    if hot is not None:
+                        cache.forget_hot(hot)
+                    cache.touched.pop(key, None)
+                cache.hide(victims)
+            if not victims:
+                seconds *= 2  # a slow disk: what was read is in memory next time, but some of it may have left it
+                time.sleep(_PAUSE)
+                continue
+            seconds = _STEP_SECONDS
+            try:
+                if cache.disk is not None:
+                    cache.disk.remove(list(victims.values()))
+            except (DiskFullError, DiskTroubleError) as error:
+                raise StoreError(f"purged from memory, but the disk cannot be changed: {error}") from error
+            finally:
+                with cache.lock:
+                    cache.show(victims)
+                    cache.left_disk(list(victims), drop=True)
+                    cache.counters.purged += len(victims)
+            self._nodes += len(victims)
+            self._bytes += sum(node.record.stored or node.record.size for node in victims.values())
 
 
 def children(cache: Cache, warm: WarmTable | None, key: bytes) -> Victims:
     """Those of a node or a namespace in both tiers."""
-    found: Victims = {}
+    return {child.record.key: child for child in _children(cache, warm, key)}
+
+
+def _children(cache: Cache, warm: WarmTable | None, key: bytes) -> Iterator[Placed]:
+    """The same, one by one: a namespace may have very many."""
+    yield from cache.hot.table.children(key)
     if warm is not None:
-        found.update((child.record.key, child) for child in warm.children(key))
-    found.update((child.record.key, child) for child in cache.hot.table.children(key))
-    return found
+        for child in warm.children(key):
+            if child.record.key not in cache.hot.by_key:
+                yield child
 
 
-def _prefix(cache: Cache, warm: WarmTable | None, prefix: str) -> Victims:
+def _next_below(cache: Cache, warm: WarmTable | None, root: bytes, ends: float) -> tuple[Victims, bool]:
+    """The first nodes below `root` in the order of going, and whether these are all."""
+    found: Victims = {}
+    path: list[Placed] = []
+    waiting = [_children(cache, warm, root)]
+    while waiting:
+        child = next(waiting[-1], None)
+        if child is not None:
+            path.append(child)
+            waiting.append(_children(cache, warm, child.record.key))
+        else:
+            waiting.pop()
+            if path:
+                node = path.pop()
+                found[node.record.key] = node
+        if len(found) >= _STEP_NODES or time.perf_counter() > ends:
+            return found, not waiting
+    return found, True
+
+
+def _upwards(cache: Cache, warm: WarmTable | None, node: Placed) -> Victims:
+    """The node, shorter ones that it covers, and all above it that leads nowhere else."""
+    victims: Victims = {}
+    if any(True for _child in _children(cache, warm, node.record.key)):
+        return victims  # one was added meanwhile
+    victims[node.record.key] = node
+    tables: list[NodeTable] = [cache.hot.table, *([warm] if warm is not None else [])]
+    for table in tables:
+        for short in list(shorter(table, node.tree_key)):  # covered by it, though still on disk
+            if not children(cache, warm, short.record.key):
+                victims[short.record.key] = short
+    while node.parent not in cache.namespaces:
+        above = _place(cache, warm, node.parent)
+        if above is None or any(key not in victims for key in children(cache, warm, above.record.key)):
+            break
+        node = above
+        victims[node.record.key] = node
+    return victims
+
+
+def _place(cache: Cache, warm: WarmTable | None, key: bytes) -> Placed | None:
+    hot = cache.hot.by_key.get(key)
+    return hot.node if hot is not None else warm.place(key) if warm is not None else None
+
+
+def _find(cache: Cache, warm: WarmTable | None, prefix: str) -> Placed:
+    """The node that an id means. Raises NotFoundError."""
     wanted = prefix.lower()
     try:
         beginning = bytes.fromhex(wanted[: len(wanted) // 2 * 2])
@@ -113,21 +215,7 @@ def _prefix(cache: Cache, warm: WarmTable | None, prefix: str) -> Victims:
             f"prefix {prefix!r} means {len(found)} or more; give more of its {ID_CHARACTERS} characters"
         )
     [node] = found.values()
-    victims = _below(cache, warm, [node.record.key])
-    victims[node.record.key] = node
-    tables: list[NodeTable] = [cache.hot.table, *([warm] if warm is not None else [])]
-    for table in tables:
-        for short in list(shorter(table, node.tree_key)):  # covered by it, though still on disk
-            if not children(cache, warm, short.record.key):
-                victims[short.record.key] = short
-    while node.parent not in cache.namespaces:
-        hot = cache.hot.by_key.get(node.parent)
-        above = hot.node if hot is not None else warm.place(node.parent) if warm is not None else None
-        if above is None or any(key not in victims for key in children(cache, warm, above.record.key)):
-            break
-        node = above
-        victims[node.record.key] = node
-    return victims
+    return node
 
 
 def _namespaces_of(cache: Cache, model: str) -> list[bytes]:
@@ -138,17 +226,68 @@ def _namespaces_of(cache: Cache, model: str) -> list[bytes]:
     return found
 
 
-def _unused(cache: Cache, moment: float) -> Victims:
-    old = cache.disk.unused_since(moment, cache.touched) if cache.disk is not None else []
-    victims: Victims = {}
-    for node in old:
-        hot = cache.hot.by_key.get(node.record.key)
-        if hot is None or hot.node.record.last_use < moment:
-            victims[node.record.key] = node
-    by_depth = sorted(cache.hot.by_key.values(), key=lambda hot: -hot.node.end)
-    for hot in by_depth:
-        if hot.node.record.last_use < moment and hot.key not in victims:
-            below = cache.hot.table.children(hot.key)
-            if not hot.warm and all(child.record.key in victims for child in below):
-                victims[hot.key] = hot.node
-    return victims
+class _Unused:
+    """Finds old nodes, from leaves upwards, a few at a time: first those in RAM, then all on disk in one pass."""
+
+    def __init__(self, cache: Cache, moment: float) -> None:
+        self._cache = cache
+        self._moment = moment
+        self._in_ram: Iterator[bytes] | None = None
+        self._from = b""  # where the pass over the disk goes on
+        self._climbing = b""  # the key at which a step left a way up unfinished
+
+    def hot(self, warm: WarmTable | None, ends: float) -> tuple[Victims, bool]:
+        """Those that are in RAM, the deepest first."""
+        by_key = self._cache.hot.by_key
+        if self._in_ram is None:
+            self._in_ram = iter(sorted(by_key, key=lambda key: -by_key[key].node.end))
+        found: Victims = {}
+        for key in self._in_ram:
+            hot = by_key.get(key)
+            if hot is not None and key not in found:
+                self._climb(warm, hot.node, found)
+            if len(found) >= _STEP_NODES or time.perf_counter() > ends:
+                return found, False
+        return found, True
+
+    def warm(self, warm: WarmTable | None, ends: float) -> tuple[Victims, bool]:
+        """Those on disk."""
+        found: Victims = {}
+        if self._climbing:
+            key, self._climbing = self._climbing, b""
+            self._climb(warm, _place(self._cache, warm, key), found)
+        if warm is None:
+            return found, not self._climbing
+        for key in warm.keys_from(self._from):
+            self._from = key
+            node_here = warm.place(key) if key not in found else None
+            if node_here is not None:
+                self._climb(warm, node_here, found)
+            if len(found) >= _STEP_NODES or self._climbing or time.perf_counter() > ends:
+                self._from = key + b"\0"
+                return found, False
+        return found, True
+
+    def _climb(self, warm: WarmTable | None, node: Placed | None, found: Victims) -> None:
+        """Add the node and those above it, as far as they are old and nothing else is below them."""
+        cache = self._cache
+        while node is not None and self._is_old(node):
+            key = node.record.key
+            if any(child.record.key not in found for child in _children(cache, warm, key)):
+                return
+            found[key] = node
+            node = None if node.parent in cache.namespaces else _place(cache, warm, node.parent)
+            if len(found) >= _STEP_NODES:
+                self._climbing = node.record.key if node is not None else b""
+                return
+
+    def _is_old(self, node: Placed) -> bool:
+        key = node.record.key
+        hot = self._cache.hot.by_key.get(key)
+        touch = self._cache.touched.get(key)
+        last_use = max(
+            node.record.last_use,
+            hot.node.record.last_use if hot is not None else 0.0,
+            touch.last_use if touch is not None else 0.0,
+        )
+        return last_use < self._moment

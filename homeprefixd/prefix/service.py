@@ -66,6 +66,12 @@ from .threads import Readers, Writer
 _SEND_SECONDS = 10
 """A client that does not read its answers for so long is given up."""
 
+_FLUSH_UNASKED = 25.0
+"""Seconds that what waits may be written after the owner left without a word: less than it waits before it kills."""
+
+_FLUSH_SHARE = 0.8
+"""Of the time that the owner gives: the rest is for the transaction that is running when it ends."""
+
 _READERS = 2
 _IDENTITY = struct.Struct("<QQQq")  # device, inode, size, mtime in ns
 
@@ -96,14 +102,15 @@ class Service:
         self._clients[client] = thread
         thread.start()
 
-    def stop(self) -> int:
-        """End all clients, write what waits, close the disk; returns the nodes that could not be written."""
+    def stop(self, seconds: float) -> int:
+        """End all clients, write what waits for about `seconds`, close the disk; returns the nodes not written."""
+        begin = time.monotonic()
         for client in self._clients:
             client.end()
         for thread in self._clients.values():
             thread.join()
         self.readers.stop()
-        return self.writer.stop()
+        return self.writer.stop(max(0.0, seconds - (time.monotonic() - begin)))
 
 
 class Connection:
@@ -123,6 +130,8 @@ class Connection:
         self._name = name
         self._session: Session = self._cache.session()
         self._leases: dict[int, Lease] = {}
+        self.grace = _FLUSH_UNASKED
+        """Seconds that the client gave with Stop."""
 
     def serve(self) -> None:
         """Answer frames until the client is gone; then give back all that it held."""
@@ -130,6 +139,7 @@ class Connection:
             while True:
                 frame = self._channel.receive()
                 if isinstance(frame, Stop):
+                    self.grace = frame.grace * _FLUSH_SHARE
                     break
                 self._answer(frame)
         except ChannelClosedError as error:
@@ -254,13 +264,29 @@ def open_disk(directory: Directory, *, limit: int, level: int) -> Disk:
     raise StoreError(f"{directory.path}: a new store cannot be begun")
 
 
+def open_to_read(directory: Directory) -> Disk:
+    """Open the file of a directory without changing anything. Raises StoreError if it cannot be read."""
+    problem = directory.problem() if directory.was_left_open(mark=False) else ""
+    if not problem:
+        try:
+            size = directory.data.stat().st_size
+            return Disk(directory.path, limit=size, level=0, policy=LeastRecentlyUsed(), read_only=True)
+        except (UnreadableError, DiskFullError, DiskTroubleError, OSError) as error:
+            problem = str(error)
+    raise StoreError(f"{directory.data} cannot be read: {problem}; `serve` would set it aside and begin a new one")
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Open, serve until the owner's connection ends, close. Raises StoreError if the directory cannot be used."""
     directory: Directory | None = None
     disk: Disk | None = None
-    if arguments.warm > 0:
-        directory = Directory(Path(arguments.cache_dir), create=not arguments.existing)
-        disk = open_disk(directory, limit=arguments.warm, level=arguments.compression)
+    if arguments.warm > 0 or arguments.read_only:
+        existing = arguments.existing or arguments.read_only
+        directory = Directory(Path(arguments.cache_dir), create=not existing)
+        if arguments.read_only:
+            disk = open_to_read(directory)
+        else:
+            disk = open_disk(directory, limit=arguments.warm, level=arguments.compression)
     elif arguments.existing:
         raise StoreError(f"{arguments.cache_dir}: the warm tier is off (warm = 0), there is no store to open")
     writer = Writer()
@@ -278,11 +304,12 @@ def run(arguments: argparse.Namespace) -> None:
     writer.start(cache)
     owner = Connection(service, socket.socket(fileno=arguments.fd), owner=True, name="daemon")
     owner.serve()
-    pending = service.stop()
+    pending = service.stop(owner.grace)
     if pending:
-        log.warning("%d blocks could not be written before the end (%s)", pending, cache.warm_reason)
+        why = cache.warm_reason or f"the {owner.grace:.0f} s for it were over"
+        log.warning("%d blocks, %d MiB, could not be written before the end: %s", pending, cache.queue.bytes >> 20, why)
     if directory is not None:
-        directory.release(clean=True)
+        directory.release(clean=not arguments.read_only)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -296,6 +323,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--write-queue", type=int, default=0, help="bytes; 0: half of --hot")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--existing", action="store_true", help="refuse a directory without a store in it")
+    parser.add_argument("--read-only", action="store_true", help="change nothing; refuses to purge; implies --existing")
     arguments = parser.parse_args(argv)
     arguments.write_queue = arguments.write_queue or arguments.hot // 2
     return arguments

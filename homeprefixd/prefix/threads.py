@@ -137,9 +137,14 @@ class Writer:
             self._jobs.append(job)
             self._changed.notify_all()
 
-    def stop(self) -> int:
-        """Write everything and close the disk (nobody else may use it); returns the nodes that could not be written."""
+    def stop(self, seconds: float) -> int:
+        """Write what waits, for about `seconds`, and close the disk; returns the nodes that were not written.
+
+        Nobody else may use the cache any more. A transaction that has begun is finished, nothing is cut.
+        """
         with self._changed:
+            if self._cache is not None:
+                self._cache.deadline = self._cache.clock() + seconds
             self._ending = True
             self._changed.notify_all()
         self._thread.join()

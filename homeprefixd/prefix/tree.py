@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -128,6 +129,37 @@ class MemoryTable:
     def _placed(self, at: int) -> Placed:
         tree_key = self._keys[at]
         return Placed(tree_key, self._records[tree_key])
+
+
+class LockedTable:
+    """A NodeTable for a thread that does not hold the lock of another one: each step takes it for itself.
+
+    So nodes may come and go between two steps.
+    """
+
+    def __init__(self, table: MemoryTable, lock: AbstractContextManager[object]) -> None:
+        self._table = table
+        self._lock = lock
+
+    def get(self, tree_key: bytes) -> Record | None:
+        with self._lock:
+            return self._table.get(tree_key)
+
+    def before(self, tree_key: bytes) -> Placed | None:
+        with self._lock:
+            return self._table.before(tree_key)
+
+    def at_or_after(self, tree_key: bytes) -> Placed | None:
+        with self._lock:
+            return self._table.at_or_after(tree_key)
+
+    def children(self, key: bytes) -> Iterator[Placed]:
+        with self._lock:
+            return iter(list(self._table.children(key)))
+
+    def has_children(self, key: bytes) -> bool:
+        with self._lock:
+            return self._table.has_children(key)
 
 
 def match(

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 _TOUCHES_AT_ONCE = 2_000
 _TOUCH_SECONDS = 60.0
 _BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
-_FULL_SECONDS = 600.0  # that the store does not grow after the disk was full
+_LOOK_SECONDS = 2.0  # between looks whether a full disk has room again
+_FULL_SECONDS = (
+    10.0,
+    600.0,
+)  # that the store does not grow after the disk was full, if no look says more: first, at most
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +38,10 @@ class WriteBehind:
         self._evicting: set[bytes] = set()  # of the cache's hidden nodes, those whose room is needed
         self._retry_at = 0.0
         self._backoff = _BACKOFF[0]
-        self._held_until = 0.0
+        self._held_until = 0.0  # the store must not grow until then, as the disk was full; 0: it may
+        self._hold = _FULL_SECONDS[0]
+        self._look_at = 0.0
+        self._free_when_full = 0
         self._touches_written = cache.clock()
 
     def write(self, *, everything: bool) -> float | None:
@@ -42,19 +49,21 @@ class WriteBehind:
         cache = self._cache
         while True:
             now = cache.clock()
+            if cache.out_of_time():
+                return None
+            if self._held_until and (now >= self._held_until or (now >= self._look_at and self._has_room(now))):
+                self.try_again()
             if now < self._retry_at and not everything:
-                return self._retry_at - now
-            if self._held_until and now >= self._held_until:
-                self._held_until = 0.0
-                self._disk.hold_at(None)
+                return self._retry(now)
             with cache.lock:
                 batch = self._take(now, everything)
                 touches = self._take_touches(now, bool(batch) or everything)
-                busy = batch or touches or cache.repairs or cache.new_namespaces or cache.new_hashes
+                registry = cache.registry
+                busy = batch or touches or cache.repairs or registry.new_namespaces or registry.new_hashes
             if not busy:
                 return self._next_write(now)
             if not self._write_some(batch, touches):
-                return max(0.0, self._retry_at - cache.clock())
+                return self._retry(cache.clock())
 
     def try_again(self) -> None:
         """The disk may have room again: do not wait, and let it grow."""
@@ -62,12 +71,24 @@ class WriteBehind:
         self._retry_at = 0.0
         self._disk.hold_at(None)
 
+    def _retry(self, now: float) -> float:
+        """Seconds until a failed write may be tried again, or at least the disk looked at."""
+        at = min(self._retry_at, self._look_at) if self._held_until else self._retry_at
+        return max(0.0, at - now)
+
+    def _has_room(self, now: float) -> bool:
+        """Whether the disk has more free than when it was full."""
+        self._look_at = now + _LOOK_SECONDS
+        return self._disk.free_bytes() >= self._free_when_full + self._disk.batch_bytes
+
     def _next_write(self, now: float) -> float | None:
         with self._cache.lock:
             due = self._cache.queue.next_due()
             times = [due] if due is not None else []
             if self._cache.touched:
                 times.append(self._touches_written + _TOUCH_SECONDS)
+            if self._held_until:
+                times.append(min(self._look_at, self._held_until))
         return max(0.0, min(times) - now) if times else None
 
     def _take(self, now: float, everything: bool) -> list[HotNode]:
@@ -108,7 +129,7 @@ class WriteBehind:
         failure: Exception | None = None
         try:
             self._repair()
-            self._put_small()
+            self._cache.registry.put(self._disk)
             need = sum(pages(hot.size) for hot in batch)
             if batch and self._disk.lacks(need) > 0:
                 self._disk.store([], touches)  # so that what was used lately does not go
@@ -122,7 +143,8 @@ class WriteBehind:
             log.exception("writing to the store failed")
             failure = error
         with self._cache.lock:
-            self._cache.hidden -= self._evicting
+            if self._evicting:
+                self._cache.show(self._evicting)
             self._evicting.clear()
             self._cache.counters.evicted_warm += len(gone)
             self._cache.left_disk([node.record.key for node in gone], drop=False)
@@ -146,18 +168,6 @@ class WriteBehind:
         self._judge(failure)
         return failure is None or isinstance(failure, BudgetError)
 
-    def _put_small(self) -> None:
-        with self._cache.lock:
-            namespaces, hashes = dict(self._cache.new_namespaces), dict(self._cache.new_hashes)
-        for namespace, description in namespaces.items():
-            self._disk.put_namespace(namespace, description)
-            with self._cache.lock:
-                self._cache.new_namespaces.pop(namespace, None)
-        for identity, sha256 in hashes.items():
-            self._disk.put_file_hash(identity, sha256)
-            with self._cache.lock:
-                self._cache.new_hashes.pop(identity, None)
-
     def _judge(self, failure: Exception | None) -> None:
         """Note how the disk does, and when to try again."""
         with self._cache.lock:
@@ -165,6 +175,7 @@ class WriteBehind:
                 self._backoff = _BACKOFF[0]
                 self._retry_at = 0.0
                 if not self._held_until:
+                    self._hold = _FULL_SECONDS[0]
                     self._cache.warm_state, self._cache.warm_reason = "ok", ""
                 self._cache.hot.set_keep_queued(self._cache.warm_state == "ok")
                 return
@@ -177,8 +188,13 @@ class WriteBehind:
             self._retry_at = self._cache.clock() + self._backoff
             self._backoff = min(self._backoff * 2, _BACKOFF[1])
             self._cache.hot.set_keep_queued(False)
-            if full and not self._held_until:
-                self._held_until = self._cache.clock() + _FULL_SECONDS
+            grew = full and not self._held_until  # it was allowed to, so this is news
+            if grew:
+                self._look_at = self._cache.clock() + _LOOK_SECONDS
+                self._held_until = self._cache.clock() + self._hold
+                self._hold = min(self._hold * 2, _FULL_SECONDS[1])
+        if grew:
+            self._free_when_full = self._disk.free_bytes()
         if full:
             try:
                 self._disk.hold_at(self._disk.used())
@@ -193,7 +209,7 @@ class WriteBehind:
             below = [self._cache.hot.by_key[child.record.key] for child in self._cache.hot.table.children(key)]
             if in_use or any(child.queued or child in self._cache.writing for child in below):
                 return False
-            self._cache.hidden.add(key)
+            self._cache.hide((key,))
             self._evicting.add(key)
             return True
 
@@ -208,5 +224,5 @@ class WriteBehind:
             with self._cache.lock:
                 gone = [node.record.key for node in nodes]
                 self._cache.repairs.remove(key)
-                self._cache.hidden.difference_update((key, *gone))
+                self._cache.show((key, *gone))
                 self._cache.left_disk(gone, drop=True)

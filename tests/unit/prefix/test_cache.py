@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import lmdb
 import pytest
 from prefix_testing import DESCRIPTION, MIB, House, payload_of
 
-from homeprefixd.errors import NotFoundError, RequestError
+from homeprefixd.errors import NotFoundError, RequestError, StoreError
 from homeprefixd.frames import NewNode
 from homeprefixd.prefix import listing
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
@@ -19,6 +20,7 @@ from homeprefixd.prefix.cache import BlockLostError
 from homeprefixd.prefix.codec import PIECE
 from homeprefixd.prefix.disk import DiskFullError
 from homeprefixd.prefix.purge import purge
+from homeprefixd.prefix.tree import Placed
 
 PROMPT = list(range(1000, 1000 + 3 * BLOCK_TOKENS + 10))
 OTHER = PROMPT[: 2 * BLOCK_TOKENS] + list(range(9000, 9000 + BLOCK_TOKENS + 5))
@@ -442,6 +444,104 @@ def test_a_failing_disk_is_a_slower_cache(house: House) -> None:
     house.cache.check_integrity()
 
 
+def test_a_full_disk_that_has_room_again_is_noticed(house: House) -> None:
+    disk = house.cache.disk
+    assert disk is not None
+    really, free = disk.store, 1000
+
+    def fails(*_arguments: Any) -> Any:
+        raise DiskFullError("no space")
+
+    disk.free_bytes = lambda: free  # type: ignore[method-assign]
+    disk.store = fails  # type: ignore[method-assign]
+    house.save(PROMPT)
+    house.cache.write(everything=True)
+    house.save(OTHER)
+    house.cache.write(everything=True)  # a second failure: it would wait longer
+    disk.store = really  # type: ignore[method-assign]
+    for _ in range(3):
+        house.now += 1.0
+        house.cache.write()
+        assert house.cache.warm_state == "full"
+    free += disk.batch_bytes
+    house.now += 2.0
+    wait = house.cache.write()
+    assert house.cache.warm_state == "ok"
+    assert wait is None
+    assert disk.nodes() == 6
+
+
+def test_the_writer_comes_by_to_look_while_the_disk_is_full(house: House) -> None:
+    disk = house.cache.disk
+    assert disk is not None
+
+    def fails(*_arguments: Any) -> Any:
+        raise DiskFullError("no space")
+
+    disk.store = fails  # type: ignore[method-assign]
+    house.save(PROMPT)
+    for _ in range(10):
+        wait = house.cache.write(everything=True)
+        assert wait is not None
+        assert wait <= 2.0
+        house.now += wait
+
+
+def test_the_last_flush_ends_in_time(make: Callable[..., House]) -> None:
+    """What was written until then is whole, and the rest is counted."""
+    house = make(hot=32 * MIB)
+    disk = house.cache.disk
+    assert disk is not None
+    really = disk.store
+
+    def slow(*arguments: Any) -> Any:
+        house.now += 4.0
+        return really(*arguments)
+
+    disk.store = slow  # type: ignore[method-assign]
+    disk.batch_bytes = 1 * MIB
+    for number in range(10):
+        house.save([number, *PROMPT[:63]], size=1 * MIB)
+    house.cache.deadline = house.now + 10.0
+    assert house.close() == 7
+    house.open()
+    assert sum(house.known([number, *PROMPT[:63]]) == 64 for number in range(10)) == 3
+    assert house.cache.disk is not None
+    assert house.cache.disk.sums.nodes == {house.namespace.hex(): 3}
+
+
+def test_a_lookup_reads_the_disk_without_the_lock(house: House) -> None:
+    """While one waits for the disk, others get the lock; what leaves a tier meanwhile is noticed."""
+    house.save(PROMPT)
+    house.reopen()
+    house.save(OTHER[: 2 * BLOCK_TOKENS], mark=b"x")  # known already
+    disk = house.cache.disk
+    assert disk is not None
+    reads, goes_on = threading.Event(), threading.Event()
+    really, slow = disk.table, True
+
+    @contextlib.contextmanager
+    def table(*arguments: Any) -> Iterator[Any]:
+        nonlocal slow
+        with really(*arguments) as found:
+            if slow:
+                slow = False
+                reads.set()
+                assert goes_on.wait(30)
+            yield found
+
+    disk.table = table  # type: ignore[method-assign,assignment]
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(house.known(PROMPT)))
+    thread.start()
+    assert reads.wait(30)
+    assert house.known(PROMPT) == len(PROMPT)
+    purge(house.cache, everything=True, now=house.now)
+    goes_on.set()
+    thread.join()
+    assert found == [0]  # its own transaction is older, and still has all of them
+
+
 def test_uses_are_remembered_over_a_restart(house: House) -> None:
     house.save(PROMPT)
     house.save([1, *PROMPT])
@@ -517,6 +617,61 @@ class TestPurge:
         assert purge(stored.cache, model="abababab", now=stored.now).nodes == 6
         with pytest.raises(NotFoundError, match="cdcd"):
             purge(stored.cache, model="cdcd", now=stored.now)
+
+    @pytest.mark.parametrize("filters", [{"everything": True}, {"older_than": 10.0}, {"model": "abab"}])
+    def test_in_steps_between_which_others_get_the_lock(self, house: House, filters: dict[str, Any]) -> None:
+        for number in range(100):
+            house.save([number, *PROMPT[:63], *PROMPT], size=100)
+        house.cache.write(everything=True)
+        house.now += 100
+        house.save([1] * 10)
+        disk = house.cache.disk
+        assert disk is not None
+        really, steps = disk.remove, []
+
+        def remove(nodes: Sequence[Placed]) -> None:
+            steps.append(len(nodes))
+            others = threading.Thread(target=lambda: found.append(house.known([99, *PROMPT[:63], *PROMPT])))
+            found: list[int] = []
+            others.start()
+            others.join(10)
+            assert found  # it had not to wait for this step
+            really(nodes)
+
+        disk.remove = remove  # type: ignore[method-assign]
+        removed = purge(house.cache, now=house.now, **filters)
+        assert removed.nodes == 500 + ("older_than" not in filters)
+        assert max(steps) <= 128 + 5  # and a way up
+        assert disk.nodes() == 0
+        house.cache.check_integrity()
+
+    def test_the_end_of_the_process_ends_it(self, stored: House) -> None:
+        stored.cache.deadline = stored.now
+        with pytest.raises(StoreError, match="the store ends; 0 nodes"):
+            purge(stored.cache, everything=True, now=stored.now)
+        stored.cache.deadline = None
+        assert stored.known(PROMPT) == len(PROMPT)
+        stored.cache.check_integrity()
+
+    def test_nothing_is_committed_below_what_goes(self, house: House) -> None:
+        house.save(PROMPT)
+        house.cache.write(everything=True)
+        disk = house.cache.disk
+        assert disk is not None
+        really = disk.remove
+
+        def remove(nodes: Sequence[Placed]) -> None:
+            disk.remove = really  # type: ignore[method-assign]
+            house.save([*PROMPT[:BLOCK_TOKENS], 5, 6], skip=1)
+            really(nodes)
+            house.save([7, 8, 9])
+
+        disk.remove = remove  # type: ignore[method-assign]
+        purge(house.cache, everything=True, now=house.now)
+        house.cache.check_integrity()
+        assert house.cache.counters.refused_nodes == 1
+        assert house.known(PROMPT) == 0
+        assert house.known([7, 8, 9]) == 3  # after its step: new
 
     def test_bad_filters(self, stored: House) -> None:
         for filters in ({}, {"everything": True, "model": "a"}, {"older_than": -1.0}):

@@ -210,6 +210,24 @@ def test_flush_writes_tails_too(tmp_path: Path, start_store: StartStore, start_w
     assert worker.restore(PROMPT)[0] == ["warm"] * 6
 
 
+def test_what_cannot_be_flushed_in_time_is_said(
+    tmp_path: Path, start_store: StartStore, start_worker: StartWorker
+) -> None:
+    store = start_store(tmp_path, "--tail-delay", "60")
+    worker = start_worker(store)
+    worker.save([5] * 10)
+    worker.client.lookup(worker.namespace, to_le([5] * 10), 1000, exact=False).wait_plan(5)
+    store.channel.send(frames.Stop(0.0))
+    begin = time.monotonic()
+    _out, said = store.process.communicate(timeout=30)
+    assert store.process.returncode == 0
+    assert time.monotonic() - begin < 5
+    assert "1 blocks, 0 MiB, could not be written before the end: the 0 s for it were over" in said
+    store = start_store(tmp_path)
+    assert store.stats()["warm"]["nodes"] == 0
+    assert store.stop() == (0, "")
+
+
 def test_purge_and_listing(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
     store = start_store(tmp_path)
     worker = start_worker(store)
@@ -259,6 +277,40 @@ class TestAdminClient:
             assert admin.flush() == 0
         with AdminClient.start(tmp_path) as admin:
             assert admin.prefixes().prefixes == []
+
+    def test_looking_changes_nothing(self, tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+        store = start_store(tmp_path)
+        start_worker(store).save(PROMPT, size=300_000)
+        assert store.stop()[0] == 0
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "lock"}
+        times = (tmp_path / "data.mdb").stat().st_mtime_ns
+        with AdminClient.start(tmp_path) as admin:
+            assert admin.stats()["warm"]["nodes"] == 6
+            assert len(admin.prefixes().prefixes) == 1
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "lock"} == before
+        assert (tmp_path / "data.mdb").stat().st_mtime_ns == times
+
+    def test_looking_does_not_repair(self, tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:
+        store = start_store(tmp_path)
+        start_worker(store).save(PROMPT, size=300_000)
+        store.flush()
+        store.kill()
+        (tmp_path / "data.mdb").write_bytes(b"this is not a database" * 1000)
+        before = sorted(path.name for path in tmp_path.iterdir())
+        with pytest.raises(StoreError, match=r"data\.mdb cannot be read"):
+            AdminClient.start(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+    def test_after_a_crash_it_can_be_looked_at(
+        self, tmp_path: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        store = start_store(tmp_path)
+        start_worker(store).save(PROMPT)
+        store.flush()
+        store.kill()
+        with AdminClient.start(tmp_path) as admin:
+            assert admin.stats()["warm"]["nodes"] == 6
+        assert (tmp_path / "opened").exists()  # the next to open it for writing still knows
 
     def test_refusals(self, tmp_path: Path, start_store: StartStore) -> None:
         with pytest.raises(StoreError, match="no store here"):

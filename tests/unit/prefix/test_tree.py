@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, TokensBE, block_key, swap, to_le
 from homeprefixd.prefix.disk import Disk, Pending
 from homeprefixd.prefix.policy import LeastRecentlyUsed
-from homeprefixd.prefix.tree import MemoryTable, NodeTable, Placed, Record, is_covered, match, shorter
+from homeprefixd.prefix.tree import LockedTable, MemoryTable, NodeTable, Placed, Record, is_covered, match, shorter
 
 ROOT = b"r" * 32
 Prompt = tuple[int, ...]
@@ -45,17 +47,24 @@ def memory_table(nodes: Mapping[bytes, Record], _directory: Path) -> Iterator[No
 
 @contextmanager
 def warm_table(nodes: Mapping[bytes, Record], directory: Path) -> Iterator[NodeTable]:
-    disk = Disk(directory, limit=64 << 20, level=0, policy=LeastRecentlyUsed())
-    disk.clear()
-    disk.put_namespace(ROOT, {})
-    by_depth = sorted(nodes.items(), key=lambda item: item[1].start)
-    disk.store([Pending(Placed(key, node), memoryview(b"0123456789")) for key, node in by_depth], {})
-    with disk.table() as table:
-        yield table
-    disk.close()
+    with tempfile.TemporaryDirectory(dir=directory) as own:
+        disk = Disk(Path(own), limit=64 << 20, level=0, policy=LeastRecentlyUsed())
+        disk.put_namespace(ROOT, {})
+        by_depth = sorted(nodes.items(), key=lambda item: item[1].start)
+        disk.store([Pending(Placed(key, node), memoryview(b"0123456789")) for key, node in by_depth], {})
+        with disk.table() as table:
+            yield table
+        disk.close()
 
 
-TABLES = {"memory": memory_table, "warm": warm_table}
+@contextmanager
+def locked_table(nodes: Mapping[bytes, Record], directory: Path) -> Iterator[NodeTable]:
+    with memory_table(nodes, directory) as table:
+        assert isinstance(table, MemoryTable)
+        yield LockedTable(table, threading.Lock())  # not reentrant: a step that took it twice would hang
+
+
+TABLES = {"memory": memory_table, "warm": warm_table, "locked": locked_table}
 
 
 @pytest.fixture(params=sorted(TABLES))

@@ -1,0 +1,136 @@
+"""Blocks from disk to RAM: the reader threads' side of the cache, and what happens to a damaged one.
+
+Works on the state of `cache.py`, under its lock; never holds the lock while a payload is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..frames import PlanNode
+from .codec import DamagedError, Decoder
+from .disk import Disk, MissingError
+from .hot import HotNode
+from .tree import Placed, Record
+
+if TYPE_CHECKING:
+    from .cache import Cache
+
+log = logging.getLogger(__name__)
+
+
+class BlockLostError(Exception):
+    """A block of a plan cannot be had, nor those after it. The message is the reason."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A match whose nodes are kept until it is released. `plan[i].offset` is -1 for those that `Cache.load` brings."""
+
+    plan: list[PlanNode]
+    places: list[bytes]  # tree keys
+    held: dict[int, HotNode] = field(default_factory=dict)  # by index
+    released: bool = False
+
+
+class Loading:
+    """Loads of a cache. `disk` is None where there is none: then nothing can be loaded."""
+
+    def __init__(self, cache: Cache, disk: Disk | None) -> None:
+        self._cache = cache
+        self._disk = disk
+
+    def load(self, lease: Lease, index: int, decoder: Decoder) -> int:
+        """See `Cache.load`."""
+        cache = self._cache
+        key, size = lease.plan[index].key, lease.plan[index].size
+        with cache.lock:
+            while key in cache.loading and key not in cache.hot.by_key and not lease.released:
+                cache.loaded.wait()
+            if lease.released:
+                raise BlockLostError("released")
+            if index in lease.held:
+                return lease.held[index].offset
+            hot = cache.hot.by_key.get(key)
+            if hot is not None and hot.size == size:
+                return self._hold(lease, index, hot)
+            offset = cache.hot.allocate(size) if self._disk is not None and hot is None else None
+            if offset is None:
+                cache.counters.no_room += 1
+                cache.counters.lost += 1
+                raise BlockLostError("no room in the hot tier" if hot is None else "replaced")
+            cache.loading[key] = size
+            removals = cache.removals
+        place = lease.places[index]
+        record, reason = self._read(place, offset, size, decoder)
+        with cache.lock:
+            del cache.loading[key]
+            cache.loaded.notify_all()
+            if record is not None and removals != cache.removals and not cache.is_stored(place):
+                record, reason = None, "removed"
+            if record is None:
+                cache.arena.free(offset, size, cache.clock())
+                cache.counters.lost += 1
+                raise BlockLostError(reason)
+            hot = self._publish(place, record, offset)
+            if hot is None or lease.released:
+                raise BlockLostError("released" if lease.released else "replaced")
+            return self._hold(lease, index, hot)
+
+    def _read(self, place: bytes, offset: int, size: int, decoder: Decoder) -> tuple[Record | None, str]:
+        cache = self._cache
+        if self._disk is None or not cache.arena.populate(offset, size):
+            return None, "no memory for it"
+        begin = time.perf_counter()
+        try:
+            record = self._disk.load(place, cache.arena.view(offset, size), decoder)
+        except MissingError:
+            return None, "evicted"
+        except DamagedError as error:
+            self.damaged(place, str(error))
+            return None, f"damaged: {error}"
+        except Exception as error:
+            cache.trouble("reading a block", error)
+            return None, f"cannot be read: {error}"
+        with cache.lock:
+            cache.counters.loaded_nodes += 1
+            cache.counters.loaded_bytes += size
+            cache.counters.restore_seconds += time.perf_counter() - begin
+        return record, ""
+
+    def _publish(self, place: bytes, record: Record, offset: int) -> HotNode | None:
+        cache = self._cache
+        hot = cache.hot.by_key.get(record.key)
+        if hot is not None:  # computed again and committed meanwhile
+            cache.arena.free(offset, record.size, cache.clock())
+            return hot if hot.size == record.size else None
+        touch = cache.touched.get(record.key)
+        if touch is not None and touch.last_use > record.last_use:
+            record.last_use = touch.last_use
+            record.hits += touch.hits
+        hot = HotNode(Placed(place, record), offset, warm=True)
+        cache.hot.insert(hot)
+        return hot
+
+    def _hold(self, lease: Lease, index: int, hot: HotNode) -> int:
+        self._cache.hot.lease(hot)
+        lease.held[index] = hot
+        return hot.offset
+
+    def damaged(self, place: bytes, reason: str) -> None:
+        """A payload is not what was written: the node and all below it are gone, from now on."""
+        cache = self._cache
+        with cache.view() as (_tables, warm):
+            record = warm.get(place) if warm is not None else None
+            if warm is None or record is None:
+                return
+            below = [node.record.key for node in warm.subtree(record.key)]
+            log.error("a stored block is damaged (%s); it and what follows it will be computed again", reason)
+            cache.counters.damaged += 1
+            cache.hide((record.key, *below))
+            cache.repairs.append(record.key)
+            cache.forget_hot_subtree(record.key)
+        cache.wake()

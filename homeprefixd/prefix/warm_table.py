@@ -1,0 +1,120 @@
+"""The warm tier's tables, and the view of its nodes that one transaction gives.
+
+Only names and reading: what changes the file is in `disk.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import msgspec
+
+from .tree import Placed, Record
+
+META = b"meta"
+NAMESPACES = b"namespaces"  # namespace -> description as JSON
+NODES = b"nodes"  # tree key -> Record
+KEYS = b"keys"  # node's key -> tree key
+ORDER = b"order"  # policy.order_key || node's key -> nothing; first goes first
+PAYLOADS = b"payloads"  # node's key || piece number, u16 BE -> piece record
+FILES = b"files"  # device, inode, size, mtime -> SHA-256
+TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES)
+
+decode_record = msgspec.msgpack.Decoder(Record).decode
+
+
+class WarmTable:
+    """A `tree.NodeTable` over one transaction. `hidden`: keys of nodes that are as good as gone."""
+
+    def __init__(self, txn: Any, tables: Mapping[bytes, Any], hidden: AbstractSet[bytes]) -> None:
+        self._txn = txn
+        self._nodes = tables[NODES]
+        self._keys = tables[KEYS]
+        self._order = tables[ORDER]
+        self._hidden = hidden
+
+    def get(self, tree_key: bytes) -> Record | None:
+        value = self._txn.get(tree_key, db=self._nodes)
+        return self._decode(value) if value is not None else None
+
+    def before(self, tree_key: bytes) -> Placed | None:
+        cursor = self._txn.cursor(self._nodes)
+        found = cursor.prev() if cursor.set_range(tree_key) else cursor.last()
+        while found:
+            record = self._decode(cursor.value())
+            if record is not None:
+                return Placed(cursor.key(), record)
+            found = cursor.prev()
+        return None
+
+    def at_or_after(self, tree_key: bytes) -> Placed | None:
+        cursor = self._txn.cursor(self._nodes)
+        found = cursor.set_range(tree_key)
+        while found:
+            record = self._decode(cursor.value())
+            if record is not None:
+                return Placed(cursor.key(), record)
+            found = cursor.next()
+        return None
+
+    def children(self, key: bytes) -> Iterator[Placed]:
+        cursor = self._txn.cursor(self._nodes)
+        found = cursor.set_range(key)
+        while found and cursor.key().startswith(key):
+            record = self._decode(cursor.value())
+            if record is not None:
+                yield Placed(cursor.key(), record)
+            found = cursor.next()
+
+    def has_children(self, key: bytes) -> bool:
+        return next(self.children(key), None) is not None
+
+    def place(self, key: bytes) -> Placed | None:
+        """The node with this key."""
+        tree_key = self._txn.get(key, db=self._keys)
+        record = self.get(tree_key) if tree_key is not None else None
+        return Placed(tree_key, record) if record is not None else None
+
+    def find(self, prefix: bytes, limit: int) -> list[Placed]:
+        """Up to `limit` nodes whose keys begin with `prefix`."""
+        found: list[Placed] = []
+        cursor = self._txn.cursor(self._keys)
+        there = cursor.set_range(prefix) if prefix else cursor.first()
+        while there and cursor.key().startswith(prefix) and len(found) < limit:
+            node = self.place(cursor.key())
+            if node is not None:
+                found.append(node)
+            there = cursor.next()
+        return found
+
+    def keys_from(self, key: bytes) -> Iterator[bytes]:
+        """Keys of all nodes that are not smaller than `key`, in order."""
+        cursor = self._txn.cursor(self._keys)
+        there = cursor.set_range(key) if key else cursor.first()
+        while there:
+            yield cursor.key()
+            there = cursor.next()
+
+    def newest(self, before: bytes | None = None) -> Iterator[bytes]:
+        """Rows of ORDER (they end with nodes' keys), from the one that would go last; those `before` a row."""
+        cursor = self._txn.cursor(self._order)
+        there = cursor.prev() if before is not None and cursor.set_range(before) else cursor.last()
+        while there:
+            yield cursor.key()
+            there = cursor.prev()
+
+    def subtree(self, key: bytes) -> list[Placed]:
+        """All nodes below `key` (a node's or a namespace), children before their parents."""
+        found: list[Placed] = []
+        waiting = [key]
+        while waiting:
+            children = list(self.children(waiting.pop()))
+            found += children
+            waiting += [child.record.key for child in children]
+        return found[::-1]
+
+    def _decode(self, value: bytes) -> Record | None:
+        record = decode_record(value)
+        return None if record.key in self._hidden else record
