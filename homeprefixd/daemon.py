@@ -168,6 +168,7 @@ class Daemon:
         self._told: DaemonState | None = None
         self._url = ""
         self._draining = False
+        self._was_ready = False
         self._stop = asyncio.Event()
         self._sockets: list[socket.socket] = []
         self._directory: Path | None = None
@@ -279,13 +280,14 @@ class Daemon:
         model, reason, progress = status["model"], status["reason"], float(status["progress"])
         match status["state"]:
             case "ok":
+                self._was_ready = True
                 self._say(DaemonState("ready", f"{model} is ready at {self._url}", 1.0, self._url))
             case "no model":
                 self._say(DaemonState("ready", f"ready without a model at {self._url}", 1.0, self._url))
             case "loading":
                 text = f"loading {model}" + (f" again: {reason}" if reason else "")
                 self._say(DaemonState("loading", text, progress, self._url))
-            case _:
+            case _ if self._was_ready:  # else that is the daemon's end, and its error
                 self._say(DaemonState("loading", f"cannot load {model}: {reason}", progress, self._url))
 
     def _say(self, state: DaemonState) -> None:

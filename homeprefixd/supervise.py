@@ -161,6 +161,7 @@ class Child:
         self._process = process
         self._log = logging.getLogger(f"homeprefixd.{name}")
         self._because = ""
+        self._held: list[tuple[int, str]] | None = None
         self._lines = _LineReader(descriptor, self._take_line)
 
     @classmethod
@@ -193,7 +194,20 @@ class Child:
             level, text = "INFO", line
         if text.strip():
             self.words.append(text)
-        self._log.log(_LEVELS[level], "%s", text)
+        if self._held is not None and _LEVELS[level] >= logging.ERROR:
+            self._held.append((_LEVELS[level], text))
+        else:
+            self._log.log(_LEVELS[level], "%s", text)
+
+    def hold_errors(self) -> None:
+        """Log its errors at `release_errors` only: the one that ends it may be told as an error of our own."""
+        self._held = []
+
+    def release_errors(self) -> None:
+        """Log what was held, and from now on at once."""
+        for level, text in self._held or ():
+            self._log.log(level, "%s", text)
+        self._held = None
 
     @property
     def running(self) -> bool:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import click
 
 from ..config_sources import cache_directory
-from ..errors import HomeprefixdError
-from .output import Column, Output, age_text, count_text, size_text
+from ..errors import HomeprefixdError, NotFoundError
+from .output import Column, Output, age_text, count_text, counted, size_text
 from .reach import reach
 from .settings import json_flag, load_settings, setting_flags
 
@@ -64,7 +64,7 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     state = "" if warm["state"] == "ok" else f" ({warm['state']}: {warm.get('reason') or 'no reason is known'})"
     rows.append(("warm, on disk", _tier(warm, disk) + state))
     if figures["queue"]["nodes"]:
-        waiting = f"{count_text(figures['queue']['nodes'])} blocks, {size_text(figures['queue']['bytes'])}"
+        waiting = f"{counted(figures['queue']['nodes'], 'block')}, {size_text(figures['queue']['bytes'])}"
         rows.append(("waiting to be written", waiting))
     if "daemon" in figures:
         lookups, hits = counters["lookups"], counters["hits"]
@@ -82,7 +82,7 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _tier(tier: Mapping[str, Any], size: str) -> str:
-    return f"{size}, {count_text(tier['nodes'])} blocks"
+    return f"{size}, {counted(tier['nodes'], 'block')}"
 
 
 @click.command()
@@ -98,6 +98,8 @@ def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | No
     output = Output(as_json)
     with reach(url, _directory(url, given)) as cache:
         found = cache.prefixes(limit, model)
+        if model and not found["prefixes"]:
+            _check_model(cache.stats(), model)
     if as_json:
         output.document(found)
         return
@@ -117,6 +119,18 @@ def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | No
         Column("preview", flexible=True),
     ]
     output.table(columns, [_prefix_row(prefix) for prefix in prefixes])
+
+
+def _check_model(figures: Mapping[str, Any], model: str) -> None:
+    """Raises NotFoundError, as `purge` does, where `model` is neither stored of nor served."""
+    names = {worker["alias"] for worker in figures.get("daemon", {}).get("workers", [])}
+    for namespace in figures.get("namespaces", []):
+        names.add(namespace["model"])
+        if len(model) >= 4 and str(namespace["description"].get("model_sha256", "")).startswith(model.lower()):
+            return
+    if model not in names:
+        known = ", ".join(sorted(names)) or "none"
+        raise NotFoundError(f"nothing is stored of a model {model!r}; known: {known}", param="model")
 
 
 def _prefix_row(prefix: Mapping[str, Any]) -> list[str]:
@@ -163,8 +177,7 @@ def purge(
     if as_json:
         output.document(done)
     else:
-        blocks = "1 block" if done["nodes"] == 1 else f"{count_text(done['nodes'])} blocks"
-        output.line(f"removed {blocks}, {size_text(done['bytes'])}")
+        output.line(f"removed {counted(done['nodes'], 'block')}, {size_text(done['bytes'])}")
 
 
 def _filter(

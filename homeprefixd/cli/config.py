@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Any
 
 import click
 import msgspec
 
-from .output import Column, Output
+from ..config_sources import cache_directory
+from ..errors import ConfigError
+from .output import Column, Output, counted
 from .settings import SETTING_FLAGS, json_flag, load_settings, setting_flags
 
 
@@ -31,6 +35,8 @@ def show(origin: bool, as_json: bool, **given: str | None) -> None:
     loaded = load_settings(given)
     output = Output(as_json)
     tree: dict[str, dict[str, Any]] = msgspec.to_builtins(loaded.config)
+    with contextlib.suppress(ConfigError):  # there is none: `serve` says so
+        tree["cache"]["dir"] = str(cache_directory(loaded.config.cache.dir, os.environ))
     if as_json:
         output.document(
             {
@@ -69,7 +75,8 @@ def check(as_json: bool, **given: str | None) -> None:
     if as_json:
         output.document({"ok": True, "file": file, "given": count})
     else:
-        output.line(f"ok: {file or 'no configuration file'}, {count} settings given, the others are defaults")
+        given_text = counted(count, "setting")
+        output.line(f"ok: {file or 'no configuration file'}, {given_text} given, the others are defaults")
 
 
 def _text(value: Any) -> str:

@@ -168,6 +168,11 @@ def count_text(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def counted(count: float, noun: str) -> str:
+    """A count and what is counted: `1 block`, `12,345 blocks`."""
+    return f"{count_text(count)} {noun}" if count == 1 else f"{count_text(count)} {noun}s"
+
+
 def seconds_text(seconds: float) -> str:
     """A measured time: `9.83 s`, `112 ms`, `8.7 ms`."""
     if seconds >= 1:

@@ -49,7 +49,8 @@ class Reporter:
         step = 0
         if state.phase == "loading":
             step = int(state.progress / PROGRESS_STEP)
-            text += f" {state.progress:.0%}"
+            if state.message.startswith("loading"):
+                text += f" {state.progress:.0%}"
             self._line.tick(text)
         if (state.phase, state.message, step) == self._told:
             return

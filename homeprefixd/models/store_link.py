@@ -114,6 +114,7 @@ class StoreLink:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._clients: dict[str, Callable[[socket.socket], None]] = {}
         self._pinger: asyncio.Task[None] | None = None
+        self._child: Child | None = None
 
     # ------------------------------------------------------------------------------------------------- life
 
@@ -131,6 +132,7 @@ class StoreLink:
         try:
             await asyncio.wait_for(asyncio.shield(self._first), patience)
         except TimeoutError:
+            self._release_errors()  # nobody waits for them any more
             return False
         return True
 
@@ -235,6 +237,9 @@ class StoreLink:
     # ------------------------------------------------------------------------------------------------- the process
 
     def _started(self, child: Child) -> None:
+        self._child = child
+        if not self._first.done():
+            child.hold_errors()
         self._channel_closed.clear()
         self._channel = AsyncChannel(child.socket, FromStore, self._on_frame, lambda: self._disconnected(child))
         self._tell(Hello(arena=False))
@@ -251,10 +256,12 @@ class StoreLink:
         for reply in self._waiting.values():
             if not reply.done():
                 reply.set_exception(UnavailableError(f"the cache's store ended ({end})", retry_after=max(1, int(wait))))
-        if self._supervisor.stopping:
-            return
-        if end.code == UNUSABLE and not self._first.done():
+        refused = end.code == UNUSABLE and not self._first.done() and not self._supervisor.stopping
+        if refused:  # told by who waits for it
             self._first.set_exception(StoreError(_WRITTEN_BY_PYTHON.sub("", line) or "the store cannot be opened"))
+        else:
+            self._release_errors()
+        if refused or self._supervisor.stopping:
             return
         logger.error("the store ended (%s); it starts again in %.1f s", self._reason, wait)
 
@@ -264,6 +271,10 @@ class StoreLink:
         self._answered.clear()
         asyncio.get_running_loop().call_later(FLUSH_UNASKED, child.kill, "it closed its connection")
 
+    def _release_errors(self) -> None:
+        if self._child is not None:
+            self._child.release_errors()
+
     def _tell(self, frame: Frame) -> None:
         if self._channel is not None:
             with contextlib.suppress(ChannelClosedError):
@@ -272,6 +283,7 @@ class StoreLink:
     def _on_frame(self, frame: Any) -> None:
         if isinstance(frame, Welcome):
             self._answered.set()
+            self._release_errors()
             if not self._first.done():
                 self._first.set_result(None)
             for name in list(self._clients):

@@ -312,7 +312,7 @@ class WorkerLink:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            done = f", {self.progress:.0%} done" if self.progress else ""
+            done = f", {min(99, int(self.progress * 100))}% done" if self.progress else ""
             raise UnavailableError(
                 f"the model {self.alias} is loading{done}: try again soon",
                 code="model_loading",

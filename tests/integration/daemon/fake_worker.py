@@ -131,6 +131,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--load-time", type=float, default=0.0)
+    parser.add_argument("--progress", type=float, default=0.25, help="of loading, told before --load-time")
     parser.add_argument("--fail", default="", help="the message with which loading fails")
     parser.add_argument(
         "--die", default="", help="file that counts loads; all die by SIGKILL but the one after --deaths"
@@ -139,7 +140,7 @@ def main() -> int:
     given = parser.parse_args()
     channel: Channel[Any] = Channel(socket.socket(fileno=given.fd), ToWorker)
     load = channel.receive()
-    channel.send(Loading(0.25))
+    channel.send(Loading(given.progress))
     time.sleep(given.load_time)
     if given.fail:
         channel.send(Failure(None, "ModelError", given.fail))

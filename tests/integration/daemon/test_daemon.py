@@ -270,12 +270,15 @@ def test_a_model_that_fails_to_load_ends_the_daemon(start: Callable[..., Program
     program = start(model=gguf, worker=["--fail", f"{gguf} is damaged"])
     assert program.wait() == 3
     assert program.log[-1] == f"error: {gguf} is damaged\n"
+    assert not any("damaged" in state["message"] for state in program.states.queue)
+    assert sum("damaged" in line for line in program.log) == 1
 
 
 def test_refusals(start: Callable[..., Program], gguf: str, tmp_path: Path) -> None:
     unusable = start(store=["--fail", "/cache is on NFS"])
     assert unusable.wait() == 6
     assert unusable.log[-1] == "error: /cache is on NFS\n"
+    assert sum("/cache is on NFS" in line for line in unusable.log) == 1
     missing = start(model=str(tmp_path / "missing.gguf"))
     assert missing.wait() == 3
     assert "missing.gguf does not exist" in missing.log[-1]

@@ -112,12 +112,13 @@ async def test_a_dead_worker_fails_its_requests_and_comes_back(house: House, ord
     assert len(pool.models()) == 1
 
 
-async def test_requests_wait_some_seconds_for_a_model_that_loads(house: House) -> None:
-    pool = house.pool("--load-time", "1.5", limits=Limits(patience=0.3))
+@pytest.mark.parametrize(("progress", "said"), [("0.25", "25%"), ("0.999", "99%"), ("1.0", "99%")])
+async def test_requests_wait_some_seconds_for_a_model_that_loads(house: House, progress: str, said: str) -> None:
+    pool = house.pool("--load-time", "1.5", "--progress", progress, limits=Limits(patience=0.3))
     pool.start()
     await until(lambda: pool.status()["progress"] > 0)
     begin = time.monotonic()
-    with pytest.raises(UnavailableError, match="loading, 25% done") as caught:
+    with pytest.raises(UnavailableError, match=f"loading, {said} done") as caught:
         await words(pool, "r1", "say a")
     assert 0.2 < time.monotonic() - begin < 1.2
     assert caught.value.details["retry_after"] >= 1

@@ -97,6 +97,19 @@ def test_ls(command: Callable[..., Any], daemon: Any, tmp_path: Path) -> None:
     assert command("ls", *flags).out == f"no prefixes in {daemon.url}\n"
 
 
+def test_ls_of_an_unknown_model_ends_as_a_purge_of_it(command: Callable[..., Any], daemon: Any) -> None:
+    namespaces = [{"model": "old", "nodes": 0, "description": {"model_sha256": "abcdef012345"}}]
+    daemon.answers["GET /cache/prefixes"] = 200, {"prefixes": [], "total": 0}
+    daemon.answers["GET /cache/stats"] = 200, {**STATS, "namespaces": namespaces}
+    for flags in ([], ["--json"]):
+        unknown = command("ls", "--model", "nope", "--url", daemon.url, *flags)
+        assert (unknown.code, unknown.out) == (4, "")
+        assert unknown.err == "homeprefixd: error: nothing is stored of a model 'nope'; known: old, smol\n"
+    for model in ("old", "smol", "abcd", "ABCDEF01"):  # known, though nothing is stored of it now
+        assert command("ls", "--model", model, "--url", daemon.url).code == 0
+    assert command("ls", "--model", "abc", "--url", daemon.url).code == 4
+
+
 @pytest.mark.parametrize(
     ("flags", "body"),
     [
@@ -192,6 +205,9 @@ def test_a_summary_for_people() -> None:
         ("evicted", "5 hot, 6 warm"),
         ("damaged, lost, errors", "7, 8, 9"),
     ]
+    one = {**STATS, "hot": {**STATS["hot"], "nodes": 1}, "queue": {"nodes": 1, "bytes": 1}}
+    assert dict(summary(one))["hot, in RAM"] == "1.5 KiB of 1.0 MiB, 1 block"
+    assert dict(summary(one))["waiting to be written"] == "1 block, 1 B"
     closed = {name: value for name, value in STATS.items() if name != "daemon"}
     assert summary({**closed, "queue": {"nodes": 0, "bytes": 0}, "warm": {**STATS["warm"], "state": "ok"}}) == [
         ("warm, on disk", "2.0 MiB, 34 blocks")

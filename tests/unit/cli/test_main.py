@@ -129,11 +129,29 @@ def test_config_show_says_where_values_come_from(
     assert json.loads(command(*arguments, "--json").out)["settings"]["server"]["port"] == 9000
 
 
+def test_config_show_says_where_the_cache_lies(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(*flags: str) -> str:
+        text = command("config", "show", *flags).out
+        assert json.loads(command("config", "show", "--json", *flags).out)["settings"]["cache"]["dir"] in text
+        return next(line.split()[1].strip('"') for line in text.splitlines() if line.startswith("cache.dir"))
+
+    assert shown() == str(tmp_path / "home" / ".cache" / "homeprefixd")
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/homeprefixd")
+    assert shown() == "/var/cache/homeprefixd"
+    assert shown("--cache-dir", "/mnt/ssd") == "/mnt/ssd"
+    monkeypatch.delenv("CACHE_DIRECTORY")
+    monkeypatch.delenv("HOME")
+    assert shown() == ""
+
+
 def test_config_check(command: Command, tmp_path: Path) -> None:
     good = command("config", "check")
     assert good.code == 0
     assert good.out == "ok: no configuration file, 0 settings given, the others are defaults\n"
     assert json.loads(command("config", "check", "--json", "--port", "1").out) == {"ok": True, "file": None, "given": 1}
+    assert "1 setting given" in command("config", "check", "--port", "1").out
     file = tmp_path / "c.toml"
     file.write_text("[server]\nprot = 1\n")
     bad = command("config", "check", "--config", str(file))

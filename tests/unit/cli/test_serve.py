@@ -65,7 +65,7 @@ def test_what_changes_is_told_and_what_does_not_is_not() -> None:
     assert [line.removeprefix("homeprefixd: ") for line in stream.getvalue().splitlines()] == [
         "ready",
         "loading smol 0%",
-        "cannot load smol: out of memory 0%",
+        "cannot load smol: out of memory",
         "ready",
     ]
 

@@ -47,6 +47,22 @@ async def test_the_end_in_words(text: str, said: str) -> None:
     assert str(end) == said
 
 
+async def test_errors_can_be_held_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    text = "import sys; print('ERROR bad\\nWARNING odd', file=sys.stderr)"
+    child = await Child.start("test", script(text), child_environment(os.environ))
+    child.hold_errors()
+    child.socket.close()
+    end = await asyncio.wait_for(child.wait(), 20)
+    assert end.words == ("bad", "odd")
+    said = [r.getMessage() for r in caplog.records if r.name == "homeprefixd.test"]
+    assert said == ["odd"]
+    child.release_errors()
+    child.release_errors()
+    errors = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "homeprefixd.test"][1:]
+    assert errors == [("ERROR", "bad")]
+
+
 async def test_lines_are_logged_at_their_level_and_the_last_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     text = (
