@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from .server import Server, homeprefixd, llama_server
 OURS, PEER, OTHER = "homeprefixd", "llama-server", "url"
 
 _STOP_TIMEOUT = 60.0  # seconds
+_PEER_PATIENCE = 5.0  # seconds
 _STATS_TIMEOUT = 10.0  # seconds
 
 
@@ -96,7 +98,15 @@ class Target:
         return self._server
 
     def stop(self) -> None:
-        """End it as a service manager does: SIGTERM, then SIGKILL after a minute."""
+        """End it as a service manager does: SIGTERM, then SIGKILL after a minute.
+
+        llama-server waits for clients that wait for it; a second SIGTERM after some seconds ends it, as it says itself.
+        """
+        process = self.server.process
+        if self.kind == PEER and process is not None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_PEER_PATIENCE)
         with contextlib.suppress(UnavailableError):  # it was killed
             self.server.stop(_STOP_TIMEOUT)
 
@@ -107,9 +117,8 @@ class Target:
     def close(self) -> None:
         """End what runs and remove its log."""
         if self._server is not None:
+            self.stop()
             server, self._server = self._server, None
-            with contextlib.suppress(UnavailableError):
-                server.stop(_STOP_TIMEOUT)
             server.__exit__(None, None, None)
 
     def died(self) -> str:
