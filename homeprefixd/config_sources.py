@@ -26,9 +26,12 @@ PREFIX = "HOMEPREFIXD_"
 
 SYSTEM_FILE = Path("/etc/homeprefixd/config.toml")
 
+OWNER_FD = "HOMEPREFIXD_OWNER_FD"
+
 OTHER_VARIABLES: Mapping[str, str] = {
     "HOMEPREFIXD_CONFIG": "the configuration file, where --config is not given",
     "HOMEPREFIXD_DEBUG_LOGITS": "1: replies carry a hash of the first token's logits (`timings.logits_sha256`)",
+    OWNER_FD: "number of an open pipe: the daemon stops when nobody holds its other end any more; `demo` sets it",
     "HOMEPREFIXD_PROGRAM": "what hints call the command; `scripts/run` sets it",
     "HOMEPREFIXD_TRACEBACK": "1: the command shows the traceback of an unexpected error",
 }

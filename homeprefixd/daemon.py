@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import listen, machine
 from .config import CacheConfig, Config, ServerConfig
-from .config_sources import cache_directory
+from .config_sources import OWNER_FD, cache_directory
+from .errors import ConfigError
 from .models.catalog import Catalog
 from .models.pool import Pool, load_frame, worker_command
 from .models.store_link import StoreLink, StoreSettings
@@ -184,7 +185,9 @@ class Daemon:
         stop = asyncio.create_task(self._stop.wait())
         life = asyncio.create_task(self._live())
         handled = self._handle_signals(loop)
+        owner: int | None = None
         try:
+            owner = self._watch_owner(loop)
             await asyncio.wait({life, stop}, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
                 life.result()
@@ -195,6 +198,8 @@ class Daemon:
             await self._end()
             for number in handled:
                 loop.remove_signal_handler(number)
+            if owner is not None:
+                loop.remove_reader(owner)
         return 0
 
     def stop(self) -> None:
@@ -323,6 +328,24 @@ class Daemon:
                 loop.add_signal_handler(number, self._on_signal, number)
                 handled.append(number)
         return handled
+
+    def _watch_owner(self, loop: asyncio.AbstractEventLoop) -> int | None:
+        """Stop with the program that has started this daemon, where it has left us a pipe to tell by."""
+        text = self._environ.pop(OWNER_FD, "")
+        if not text.isdigit():
+            return None
+        owner = int(text)
+        try:
+            loop.add_reader(owner, self._on_owner, owner)
+        except OSError as error:
+            raise ConfigError(f"{OWNER_FD}={text} is no open pipe: {error.strerror}") from error
+        return owner
+
+    def _on_owner(self, owner: int) -> None:
+        if not os.read(owner, 4096):
+            asyncio.get_running_loop().remove_reader(owner)
+            logger.info("the program that started this daemon has ended: stopping")
+            self._stop.set()
 
     def _on_signal(self, number: int) -> None:
         if not self._stop.is_set():

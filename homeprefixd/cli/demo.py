@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..errors import ConfigError, HomeprefixdError, ModelError, StoreError, UnavailableError
+from .interrupt import ended_by_signals
 from .output import Column, Output, ProgressLine, count_text, seconds_text, size_text
 from .settings import json_flag
 
@@ -75,7 +75,7 @@ def demo(model: str | None, cache_dir: str | None, keep: bool, as_json: bool) ->
     first token) is measured here, at the client.
     """
     output = Output(as_json)
-    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="homeprefixd-demo-") as temporary:
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="homeprefixd-demo-") as temporary:
         if cache_dir is not None:
             directory = Path(cache_dir).absolute()
         else:
@@ -224,18 +224,3 @@ def _stored_bytes(server: Server) -> int:
         if not stats.get("queue", {}).get("nodes") or time.monotonic() > deadline:
             return int(stats.get("warm", {}).get("bytes", 0))
         time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP as Ctrl-C: what was started is ended, what was made is removed."""
-
-    def interrupt(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

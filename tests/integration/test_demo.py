@@ -51,7 +51,7 @@ def test_the_demo_shows_what_it_promises_and_leaves_nothing(tmp_path: Path) -> N
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_demo_ends_its_daemon(tmp_path: Path, number: signal.Signals) -> None:
     process = demo(tmp_path)
     children: list[psutil.Process] = []
@@ -64,10 +64,13 @@ def test_an_interrupted_demo_ends_its_daemon(tmp_path: Path, number: signal.Sign
     time.sleep(1.5)
     process.send_signal(number)
     _out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith("homeprefixd: interrupted\n")
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        assert err.endswith("homeprefixd: interrupted\n")
     deadline = time.monotonic() + 10
     while any(alive(child.pid) for child in children):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert number == signal.SIGKILL or list((tmp_path / "tmp").iterdir()) == []
