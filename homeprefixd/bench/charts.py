@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 WIDTH = 420
-_LEFT, _RIGHT, _BOTTOM, _TOP = 46, 12, 34, 8
-_ROW = 36  # height of a row with its label above it
+_LEFT, _RIGHT, _BOTTOM, _TOP = 54, 12, 34, 8
+_ROW = 40  # height of a row with its label above it
 _PLOT = 210  # height of a plot with two axes
 
 Point = tuple[float, float]

@@ -28,7 +28,8 @@ body { margin: 0 auto; max-width: 1080px; padding: 16px; background: var(--bg); 
 h1 { font-size: 1.5rem; margin: 0.4rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 0.5rem; }
 h3 { font-size: 1rem; margin: 0 0 0.3rem; }
 p, figcaption { color: var(--muted); margin: 0.3rem 0; } figcaption { font-size: 0.85rem; }
-.figures { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
+.figures { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr));
+  align-items: start; }
 figure { margin: 0; padding: 12px; background: var(--box); border-radius: 10px; }
 svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--ink); } svg .muted { fill: var(--muted); }
@@ -206,7 +207,8 @@ class Page:
             series.append(Series(run["target"], self._colour(run), points, titles))
             if restart := run["restart"]:
                 bands.append((restart["at"], restart["at"] + restart["stop"] + restart["start"], self._colour(run)))
-        x_axis = linear_axis([x for one in series for x, _ in one.points], lambda value: f"{value:g}")
+        ends = [end for _, end, _ in bands]
+        x_axis = linear_axis([x for one in series for x, _ in one.points] + ends, lambda value: f"{value:g}")
         y_axis = log_axis([y for one in series for _, y in one.points])
         label = "when it was sent, s"
         chart = plot(series, x_axis, y_axis, label, "TTFT over time", bands=bands)
