@@ -12,11 +12,13 @@ from ..config import ServerConfig
 from ..errors import RequestError
 from ..models.backend import Backend, CacheAdmin
 from . import admin as admin_routes
+from . import metrics as metrics_routes
 from . import models as model_routes
 from . import openai as openai_routes
 from .connection import connection_middleware
 from .errors import error_middleware, error_object, json_response
-from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, Identity
+from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, Identity
+from .observed import Observations, ObservedBackend
 from .origin import OriginGuard
 
 
@@ -59,10 +61,12 @@ def create_app(
     app = web.Application(
         client_max_size=config.max_body, middlewares=[connection_middleware, error_middleware, guard.middleware]
     )
-    app[BACKEND] = backend
+    app[OBSERVATIONS] = observations = Observations()
+    app[BACKEND] = ObservedBackend(backend, observations)
     app[ADMIN] = admin
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
-    app.add_routes(map(_expecting, [*model_routes.routes(), *openai_routes.routes(), *admin_routes.routes()]))
+    rooms = (model_routes, openai_routes, admin_routes, metrics_routes)
+    app.add_routes([_expecting(route) for room in rooms for route in room.routes()])
     return app

@@ -9,8 +9,10 @@ from aiohttp import web
 
 from ..config import ServerConfig
 from ..models.backend import Backend, CacheAdmin
+from .observed import Observations
 
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
+OBSERVATIONS: web.AppKey[Observations] = web.AppKey("observations")
 ADMIN: web.AppKey[CacheAdmin] = web.AppKey("admin")
 CONFIG: web.AppKey[ServerConfig] = web.AppKey("config")
 

@@ -73,7 +73,7 @@ async def root(request: web.Request) -> web.Response:
             "description": "A llama.cpp server whose long prompts cost nothing the second time.",
             "models": [info.alias for info in request.app[BACKEND].models()],
             "api": ["/v1/models", "/v1/chat/completions", "/v1/completions", "/health"],
-            "admin": ["/cache/stats", "/cache/prefixes", "/cache/purge"],
+            "admin": ["/cache/stats", "/cache/prefixes", "/cache/purge", "/metrics"],
         }
     )
 

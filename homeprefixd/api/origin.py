@@ -11,6 +11,7 @@ from aiohttp import web
 from ..errors import ForbiddenError
 from .errors import Handler
 
+_ADMIN = ("/cache", "/metrics", "/v1/metrics")
 _METHODS = "GET, HEAD, POST, OPTIONS"
 
 
@@ -41,6 +42,11 @@ def is_local_origin(origin: str) -> bool:
     if parts.scheme not in ("http", "https") or parts.username is not None or parts.path or parts.query:
         return False
     return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+
+
+def is_admin(request: web.Request) -> bool:
+    """Is it about what this daemon holds and does, rather than a request to a model?"""
+    return request.path.startswith(_ADMIN)
 
 
 class OriginGuard:
@@ -78,8 +84,8 @@ class OriginGuard:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Guard /cache; answer preflights of local pages."""
-        if request.path.startswith("/cache"):
+        """Guard administration; answer preflights of local pages."""
+        if is_admin(request):
             self.check_admin(request)
         elif request.method == "OPTIONS" and "Origin" in request.headers:
             origin = request.headers["Origin"]
@@ -97,7 +103,7 @@ class OriginGuard:
 
     async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Let local pages read replies. Streams send their headers early, so this is a signal, not in `middleware`."""
-        if request.path.startswith("/cache"):
+        if is_admin(request):
             return
         response.headers["Vary"] = "Origin"
         origin = request.headers.get("Origin")

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from homeprefixd.bench.household import household_messages
 from homeprefixd.bench.server import Server, free_port, homeprefixd
@@ -91,6 +92,53 @@ def test_exact_reuse_gives_bit_identical_logits(demo_model: Path, tmp_path: Path
     assert len(logits) == 1
     assert logits != {""}
     assert other.timings["logits_sha256"] not in logits
+
+
+def samples(server: Server) -> dict[str, float]:
+    """What `/metrics` says now: `name{label="value"}` -> value, labels in the page's order."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items()) if key != "model"):
+            sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }  # fmt: skip
+
+
+def test_metrics_tell_what_replies_told(server: Server) -> None:
+    answers = [ask(server.url, body(question)) for question in ("Is the gate shut?", "Is the gate shut?", "Who is it?")]
+    deadline = time.monotonic() + 10
+    while True:  # a worker tells its figures once a second
+        seen = samples(server)
+        if seen.get("homeprefixd_decode_tokens_total", 0) >= sum(a.usage["completion_tokens"] for a in answers) - 3:
+            break
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.1)
+    assert seen["homeprefixd_requests_total outcome=finished"] == 3
+    assert seen["homeprefixd_prefix_tokens_total outcome=computed tier=none"] == sum(map(computed, answers))
+    reused = sum(answer.timings["cache_n"] for answer in answers)
+    assert seen["homeprefixd_prefix_tokens_total outcome=reused tier=hot"] == reused > 1500
+    assert seen["homeprefixd_time_to_first_token_seconds_count cached=no"] == 1
+    assert seen["homeprefixd_time_to_first_token_seconds_count cached=yes"] == 2
+    assert abs(seen["homeprefixd_time_to_first_token_seconds_sum cached=no"] - answers[0].ttft) < 0.5
+    tokens = sum(answer.usage["completion_tokens"] - 1 for answer in answers[1:])
+    assert 0 < seen["homeprefixd_inter_token_seconds_count cached=yes"] <= tokens
+    assert seen["homeprefixd_prefill_tokens_total"] == sum(map(computed, answers))
+    assert 0 < seen["homeprefixd_prefill_seconds_total"] <= answers[0].ttft + 1
+    assert seen["homeprefixd_restored_tokens_total"] == reused
+    assert seen["homeprefixd_restore_seconds_total"] > 0
+    assert seen["homeprefixd_kv_cells"] >= 4096
+    assert seen["homeprefixd_model_loaded"] == seen["homeprefixd_models_loaded"] == seen["homeprefixd_store_up"] == 1
+    assert seen["homeprefixd_cache_matched_tokens_total tier=hot"] == reused
+    assert seen["homeprefixd_cache_lookups_total outcome=hit"] == 2
+    stats = settled(server)
+    seen = samples(server)
+    assert seen["homeprefixd_cache_bytes tier=warm"] == stats["warm"]["bytes"]
+    assert seen["homeprefixd_cache_entries tier=hot"] == stats["hot"]["nodes"] > 10
+    assert seen["homeprefixd_cache_written_bytes_total"] == stats["counters"]["written_bytes"] > 0
 
 
 def test_the_next_turn_starts_after_the_reply(server: Server) -> None:

@@ -23,6 +23,7 @@ from homeprefixd.bench.main_job import rss_anon
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent
 SANDBOX = [sys.executable, str(HERE / "sandbox.py"), str(ROOT / "systemd" / "homeprefixd.service")]
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 MAX_ANONYMOUS = 60 << 20
 MAX_START = 1.0
 
@@ -65,7 +66,7 @@ def stop(process: subprocess.Popen[str]) -> int:
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with OPENER.open(request, timeout=60) as reply:
         return json.load(reply)
 
 
@@ -75,6 +76,8 @@ def test_size_and_start_without_a_model(tmp_path: Path) -> None:
         with serve(tmp_path, "none") as (process, state, seconds):
             starts.append(seconds)
             ask(state["url"], "/cache/stats")
+            with OPENER.open(state["url"] + "/metrics", timeout=60) as reply:  # loads the library
+                assert b"homeprefixd_store_up 1.0" in reply.read()
             with pytest.raises(urllib.error.HTTPError) as caught:
                 ask(state["url"], "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
             with caught.value as refused:

@@ -145,11 +145,12 @@ class MemoryAdmin:
         self.purged: list[Purge] = []
         self.refusal: HomeprefixdError | None = None
         self.listed: tuple[int, str] | None = None
+        self.figures: dict[str, Any] = {"nodes": 3, "warm": {"bytes": 1000}}
 
     async def stats(self) -> dict[str, Any]:
         if self.refusal is not None:
             raise self.refusal
-        return {"nodes": 3, "warm": {"bytes": 1000}}
+        return self.figures
 
     async def prefixes(self, limit: int, model: str) -> Prefixes:
         self.listed = (limit, model)
