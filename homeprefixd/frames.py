@@ -89,6 +89,8 @@ class Generate(Frame):
     stream: bool  # text frames as it comes; else one Finished with the text
     cache: bool = True  # False: neither look up nor keep
     salt: str = ""  # the request's own namespace, "" for the shared one
+    priority: Literal["interactive", "normal", "background"] = "normal"
+    client: str = ""  # whose fair share it is: an API key's name, or what else tells apps apart
 
 
 class Cancel(Frame):
@@ -224,6 +226,7 @@ class Heartbeat(Frame):
     cells_used: int
     cells: int
     counters: dict[str, float]  # sums since start: tokens and seconds of prefill, decode, restore, save; errors
+    cells_shared: int = 0  # cells that a sequence did not need because it uses another's
 
 
 FromWorker = Loading | Ready | NamespaceKnown | Failure | Accepted | Progress | Delta | Finished | Heartbeat

@@ -109,6 +109,8 @@ class Intake:
             cache=generate.cache,
             salt=generate.salt,
             arrived=arrived,
+            priority=generate.priority,
+            client=generate.client,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
         self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop)))

@@ -19,6 +19,7 @@ from ..prefix.blocks import BLOCK_TOKENS
 from .joining import Joiner, JoinError
 from .namespaces import Namespaces
 from .sequence import Sequence
+from .sharing import LEAST
 from .slices import SliceError, Slicer
 from .store import Store
 
@@ -26,9 +27,6 @@ logger = logging.getLogger(__name__)
 
 _PLAN_PATIENCE = 0.25  # seconds that a request waits for the plan
 _BLOCK_PATIENCE = 1.0  # seconds without a next block
-_MIN_TOKENS = 16
-"""A match of less is left: it would save nothing, and take what follows it off the 64-grid."""
-
 _JOINED_BYTES = 32 << 20  # of state that is joined at a time, at most
 _JOINED_BLOCKS = 8  # likewise; twice as many gain nothing more (measured)
 _JOINING = 2  # states that are being joined, or wait to be imported
@@ -47,7 +45,7 @@ class Restorer:
         counters: defaultdict[str, float],
     ) -> None:
         self._store, self._slicer, self._namespaces = store, slicer, namespaces
-        self._exact, self._counters = exact, counters
+        self.exact, self._counters = exact, counters
         block_bytes = slicer.size.of(BLOCK_TOKENS)
         worth = slicer.joiner is not None and 2 * block_bytes <= _JOINED_BYTES
         self._joining = _Joining(slicer.joiner, block_bytes) if slicer.joiner is not None and worth else None
@@ -65,7 +63,7 @@ class Restorer:
         if namespace is not None and self._store.connected:
             sequence.lookup_since = time.perf_counter()
             sequence.lookup = self._store.lookup(
-                namespace, sequence.le(), len(sequence.tokens) - 1, self._exact, on_update
+                namespace, sequence.le(), len(sequence.tokens) - 1, self.exact, on_update
             )
 
     def planned(self, sequence: Sequence) -> bool:
@@ -78,7 +76,7 @@ class Restorer:
                     return False
                 self._counters["lookup_late"] += not lost
                 self.end(sequence)
-            if plan and plan[-1].start + plan[-1].use < _MIN_TOKENS:
+            if plan and plan[-1].start + plan[-1].use < LEAST:
                 plan = ()
             sequence.plan = plan or ()
         return True
@@ -156,7 +154,7 @@ class Restorer:
             coming.append(self._joining.begin(first, plan[first].start, views))
 
     def _may_use(self, node: PlanNode) -> bool:
-        return not self._exact or (node.grid and node.use == node.count == BLOCK_TOKENS)
+        return not self.exact or (node.grid and node.use == node.count == BLOCK_TOKENS)
 
     def _ready(self, sequence: Sequence, index: int) -> memoryview | None:
         """The state of a node of the plan, if it is there."""

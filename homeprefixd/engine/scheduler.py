@@ -18,31 +18,24 @@ from dataclasses import dataclass
 
 from ..errors import BusyError, HomeprefixdError, UnavailableError
 from ..frames import Delta, Finished, Frame, Heartbeat, Progress
-from ..prefix.blocks import BLOCK_TOKENS, common_tokens
+from ..prefix.blocks import BLOCK_TOKENS
+from .admission import Queue
 from .bindings import Batch, Context, Model
+from .cells import CellLedger
+from .chunks import SHORTEST_CALL, chunk_end, longest_call
 from .failures import DecodeError, failure_of
 from .restoring import Restorer
 from .sampling import Sampler
 from .saving import Saver
 from .sequence import Phase, Sequence
+from .shares import AGEING, Shares, head_start
+from .sharing import Sharer
 
 logger = logging.getLogger(__name__)
 
 _IDLE = 0.05  # seconds between looks at what has no wake-up of its own (patience that ends) while something waits
 _RESTORE_BOX = 0.02  # seconds of importing per step while others decode
-_AGEING = 200.0  # tokens of cached prefix that a second of waiting is worth
-_HEAD_OF_LINE = 5.0  # seconds after which nobody smaller may pass one that waits for cells
-
-
-def chunk_end(start: int, total: int, most: int) -> int:
-    """Where a prefill call that begins at `start` ends; `most`: its longest, a multiple of the block size.
-
-    Calls begin and end on the 64-grid, and the remainder has one of its own, so that logits do not depend on `most`.
-    """
-    if start % BLOCK_TOKENS:  # after a cut block: up to the grid, or all if it is little
-        return total if total - start <= BLOCK_TOKENS else start - start % BLOCK_TOKENS + BLOCK_TOKENS
-    whole = (total - start) // BLOCK_TOKENS * BLOCK_TOKENS
-    return start + min(most, whole) if whole else total
+_DISPLACED = 3  # times that one request makes way for more urgent ones, at most
 
 
 @dataclass(frozen=True)
@@ -74,8 +67,11 @@ class Engine:
         self._saver, self._restorer = saver, restorer
         self.counters = counters
         self._wake = threading.Event()
+        self._cells = CellLedger()
+        self._sharer = Sharer(context, self._cells, restorer.exact, counters) if restorer is not None else None
+        self._shares = Shares()
+        self._queue = Queue(restorer, self._sharer, self._cells, self._shares, context.n_ctx, self._wake.set)
         self._inbox: deque[Sequence | str] = deque()  # a new sequence, or the rid of one to cancel
-        self._waiting: list[Sequence] = []
         self._resident: dict[int, Sequence] = {}  # by sequence id, in order of admission
         self._running: list[Sequence] = []  # those that decode
         self._ids = list(range(settings.parallel))[::-1]
@@ -92,15 +88,16 @@ class Engine:
         """Raise BusyError if the queue is full, UnavailableError if the worker ends."""
         if self._stop_at is not None:
             raise UnavailableError("The model's worker is stopping.", retry_after=5)
-        waiting = len(self._waiting) + sum(1 for item in list(self._inbox) if isinstance(item, Sequence))
+        waiting = len(self._queue.waiting) + sum(1 for item in list(self._inbox) if isinstance(item, Sequence))
         if waiting >= self._settings.max_queue:
             raise BusyError(
                 f"{waiting} requests are waiting already. Send it again later, or raise `model.max_queue`.",
-                retry_after=max(1, round(waiting / self._settings.parallel)),
+                retry_after=self._shares.retry_after(waiting, self._settings.parallel),
             )
 
     def submit(self, sequence: Sequence) -> None:
         """Queue it. Its look-up begins now, so that its blocks come while it waits."""
+        sequence.urgency = head_start(sequence.request.priority)
         if self._restorer is not None:
             self._restorer.begin(sequence, self._wake.set, may_wait=True)
         self._inbox.append(sequence)
@@ -122,15 +119,17 @@ class Engine:
 
     def figures(self) -> Heartbeat:
         began = self._step_began
-        resident = list(self._resident.values())
+        lengths = {seq_id: sequence.n_past for seq_id, sequence in list(self._resident.items())}
+        used = self._cells.used(lengths)
         return Heartbeat(
             steps=self._steps,
             step_age=time.perf_counter() - began if began else 0.0,
-            running=len(resident),
-            waiting=len(self._waiting),
-            cells_used=sum(s.n_past for s in resident),
+            running=len(lengths),
+            waiting=len(self._queue.waiting),
+            cells_used=used,
             cells=self._context.n_ctx,
             counters=dict(self.counters),
+            cells_shared=max(0, sum(lengths.values()) - used),
         )
 
     # ---- the loop
@@ -141,20 +140,20 @@ class Engine:
             self._wake.clear()
             worked = self.step()
             if self._stop_at is not None:
-                if not (self._resident or self._waiting or self._inbox):
+                if not (self._resident or self._queue.waiting or self._inbox):
                     return
                 if time.perf_counter() >= self._stop_at:
                     self._end_all()
                     return
             if not worked:
-                self._wake.wait(_IDLE if self._resident or self._waiting or self._stop_at is not None else None)
+                self._wake.wait(_IDLE if self._resident or self._queue.waiting or self._stop_at is not None else None)
 
     def step(self) -> bool:
         """One step; False if there was nothing to compute."""
         self._steps += 1
         if self._inbox:
             self._take_inbox()
-        if self._waiting:
+        if self._queue.waiting:
             self._admit()
         if not self._resident:
             return False
@@ -168,79 +167,63 @@ class Engine:
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, Sequence):
-                self._waiting.append(item)
+                self._queue.waiting.append(item)
                 continue
-            for sequence in [*self._waiting, *self._resident.values()]:
+            for sequence in [*self._queue.waiting, *self._resident.values()]:
                 if sequence.request.rid == item:
                     self._finish(sequence, "cancelled")
 
     def _end_all(self) -> None:
         self._take_inbox()
-        for sequence in [*self._resident.values(), *self._waiting]:
+        for sequence in [*self._resident.values(), *self._queue.waiting]:
             self._save(sequence, tail=True)
             self._fail(sequence, UnavailableError("The daemon stopped before the reply was complete.", retry_after=5))
 
     # ---- admission
 
     def _admit(self) -> None:
-        """Longest cached prefix first, with ageing; whoever waits for another's blocks is passed over."""
-        if not self._ids:
-            return
         now = time.perf_counter()
-        ready: list[tuple[float, Sequence]] = []
-        for sequence in self._waiting:
-            if self._restorer is None:
-                sequence.plan = ()
-            elif not self._restorer.planned(sequence):
+        residents = self._resident.values()
+        if not self._ids and all(other.urgency >= 0 for other in residents):
+            return
+        for sequence in self._queue.order(now):
+            if self._queue.is_behind(sequence, residents):
                 continue
-            ready.append((sequence.matched + _AGEING * (now - sequence.request.arrived), sequence))
-        ready.sort(key=lambda item: -item[0])
-        for _worth, sequence in ready:
-            if not self._ids:
+            if not self._ids and not self._displace(sequence):
                 return
-            used = sum(
-                other.n_past if other.phase is Phase.DECODE else len(other.tokens) for other in self._resident.values()
-            )
-            if self._resident and used + len(sequence.tokens) + BLOCK_TOKENS > self._context.n_ctx:
-                if now - sequence.request.arrived > _HEAD_OF_LINE:
+            if not self._queue.has_room(sequence, residents):
+                if self._queue.blocks_others(sequence, now):
                     return
-                continue
-            if self._is_behind(sequence):
                 continue
             self._enter(sequence, now)
 
-    def _is_behind(self, sequence: Sequence) -> bool:
-        """True while another computes blocks that this one could use: computed once, they serve both."""
-        if self._restorer is None or not sequence.request.cache or sequence.no_lookup:
-            return False
-        for other in self._resident.values():
-            if other.phase is Phase.DECODE or not other.request.cache or other.request.salt != sequence.request.salt:
-                continue
-            if sequence.lookup is None and not sequence.behind:
-                continue  # the store is away: waiting would gain nothing
-            shared = min(common_tokens(sequence.le(), other.le()), len(sequence.tokens) - 1, len(other.tokens) - 1)
-            if shared - shared % BLOCK_TOKENS >= sequence.matched + BLOCK_TOKENS:
-                sequence.behind = True
+    def _displace(self, sequence: Sequence) -> bool:
+        """Set a background request aside, the youngest, for want of a place. False: there is none."""
+        own = head_start(sequence.request.priority)
+        for other in reversed(list(self._resident.values())):
+            if other.urgency < min(0.0, own) and other.displaced < _DISPLACED:
+                other.displaced += 1
+                self._set_aside(other)
                 return True
-        if sequence.behind:
-            sequence.behind = False
-            self._restorer.begin(sequence, self._wake.set, may_wait=False)
-            return not self._restorer.planned(sequence)
         return False
 
     def _enter(self, sequence: Sequence, now: float) -> None:
-        self._waiting.remove(sequence)
+        self._queue.waiting.remove(sequence)
         sequence.seq_id = self._ids.pop()
-        if self._resident:
-            sequence.aligned = False
-            for other in self._resident.values():
-                other.aligned = False
+        others = list(self._resident.values())
+        for other in (sequence, *others) if others else ():
+            other.aligned = False
         self._resident[sequence.seq_id] = sequence
+        self._cells.enter(sequence.seq_id)
         sequence.phase = Phase.RESTORING
         sequence.stalled_since = 0.0
         if not sequence.started:
             sequence.admitted = now
         with self._guard(sequence):
+            if self._sharer is not None and not sequence.no_lookup:
+                source, count = self._sharer.find(sequence, others)
+                if source is not None:
+                    self._sharer.share(source, sequence, count)
             if sequence.sampler is None:
                 sequence.sampler = Sampler(self._model, sequence.request.sampling, self._settings.ctx)
                 sequence.sampler.accept_prompt(sequence.request.tokens)
@@ -367,11 +350,11 @@ class Engine:
         return True
 
     def _longest_call(self) -> int:
-        """Tokens of the longest prefill call now: while others decode, they stall for at most `max_stall`."""
-        if not self._running:
-            return self._settings.batch
-        allowed = int(self._rate * self._settings.max_stall) // BLOCK_TOKENS * BLOCK_TOKENS
-        return min(self._settings.batch, max(BLOCK_TOKENS, allowed))
+        """Tokens of the longest prefill call now: nobody, also one that arrives meanwhile, waits much longer for it."""
+        exact = self._restorer is not None and self._restorer.exact
+        settings = self._settings
+        whole = exact or not self._running
+        return longest_call(self._rate, settings.max_stall, settings.batch, whole_blocks=whole)
 
     def _choose_prefill(self) -> Sequence | None:
         """The one with the least to do, with ageing, so that a cached prompt is not kept waiting by a long one."""
@@ -380,7 +363,7 @@ class Engine:
         for sequence in self._resident.values():
             if sequence.phase is Phase.PREFILL:
                 left = len(sequence.tokens) - sequence.n_past
-                worth = left - max(_AGEING, self._rate / 2) * (now - sequence.request.arrived)
+                worth = left - max(AGEING, self._rate / 2) * (now - sequence.request.arrived) - sequence.urgency
                 if best is None or worth < best_worth:
                     best, best_worth = sequence, worth
         return best
@@ -388,7 +371,7 @@ class Engine:
     def _account_prefill(self, sequence: Sequence, end: int, seconds: float) -> None:
         start, count = sequence.n_past, end - sequence.n_past
         on_grid = start % BLOCK_TOKENS == 0 and count % BLOCK_TOKENS == 0
-        if on_grid:
+        if count >= SHORTEST_CALL:
             rate = count / max(seconds, 1e-9)
             self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
         if on_grid and sequence.aligned and sequence.grid_until == start:
@@ -397,6 +380,7 @@ class Engine:
         sequence.unsaved_cost += seconds
         self.counters["prefill_tokens"] += count
         self.counters["prefill_seconds"] += seconds
+        self._shares.count(sequence.request.client, prefilled=count, now=time.perf_counter())
 
     def _begin_decode(self, sequence: Sequence) -> None:
         """The prompt is computed: sample from its last logits."""
@@ -431,14 +415,18 @@ class Engine:
             self._fail(youngest, UnavailableError("The context has no cells for this request. Raise `model.pool`."))
             return
         logger.info("the context is full: request %s is set aside", youngest.request.rid)
+        self._set_aside(youngest)
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Its cells are free for others; to its client this is only a pause."""
         self.counters["set_aside"] += 1
-        self._save(youngest, tail=True)
-        self._leave(youngest)
-        youngest.forget_state()
-        youngest.phase = Phase.WAITING
-        self._waiting.insert(0, youngest)
+        self._save(sequence, tail=True)
+        self._leave(sequence)
+        sequence.forget_state()
+        sequence.phase = Phase.WAITING
+        self._queue.waiting.insert(0, sequence)
         if self._restorer is not None:
-            self._restorer.begin(youngest, self._wake.set, may_wait=False)
+            self._restorer.begin(sequence, self._wake.set, may_wait=False)
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
         now = time.perf_counter()
@@ -446,6 +434,9 @@ class Engine:
         self._save(sequence, tail=True)  # before the reply's end: the next turn may come at once
         self._end(sequence)
         request = sequence.request
+        self._shares.count(request.client, generated=sequence.generated, now=now)
+        if sequence.admitted:
+            self._shares.served(now - sequence.admitted)
         if rest and request.stream:
             self._emit(Delta(rid=request.rid, text=rest, tokens=sequence.generated))
         whole = "" if request.stream else "".join([*sequence.parts, rest])
@@ -470,8 +461,8 @@ class Engine:
         self._emit(failure_of(sequence.request.rid, error))
 
     def _end(self, sequence: Sequence) -> None:
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
+        if sequence in self._queue.waiting:
+            self._queue.waiting.remove(sequence)
         self._leave(sequence)
         sequence.phase = Phase.ENDED
         if sequence.sampler is not None:
@@ -487,10 +478,21 @@ class Engine:
         if self._resident.pop(sequence.seq_id, None) is None:
             return
         self._context.remove(sequence.seq_id)
+        self._cells.leave(sequence.seq_id)
         self._ids.append(sequence.seq_id)
         sequence.seq_id = -1
         if not self._resident:
+            self._check_empty()
             self._context.clear()  # the next one begins at the first cell, so on the grid
+
+    def _check_empty(self) -> None:
+        """Nobody is in the context: no cell, sequence id or lease may be left."""
+        left = [seq for seq in range(self._settings.parallel + 1) if self._context.pos_max(seq) != -1]
+        missing = set(range(self._settings.parallel)) - set(self._ids)
+        if left or missing or self._running or self._cells.used({}):
+            logger.error("the empty context is not: cells of %s, ids %s, running %s", left, missing, self._running)
+            self.counters["integrity_errors"] += 1
+            self._running.clear()
 
     def _save(self, sequence: Sequence, *, tail: bool = False) -> None:
         """Cache trouble is never the request's."""

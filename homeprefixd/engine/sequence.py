@@ -39,6 +39,8 @@ class Request:
     cache: bool
     salt: str
     arrived: float
+    priority: str = "normal"  # interactive, normal, background
+    client: str = ""  # whose share it is
 
 
 @dataclass(eq=False)
@@ -63,7 +65,9 @@ class Sequence:
     stalled_since: float = 0.0
     no_lookup: bool = False  # something was wrong with what the cache gave: compute
     lookup_since: float = 0.0
-    behind: bool = False  # waited for another's blocks: look up again
+    behind: bool = False  # waits for blocks that another computes
+    urgency: float = 0.0  # tokens by which it is ahead: its own class, or that of one that waits for its blocks
+    displaced: int = 0  # how often it made way for a more urgent one
     saved: int = 0  # of n_past, in whole blocks, exported or restored
     no_save: bool = False
     aligned: bool = True  # nobody else had cells while this one had

@@ -28,6 +28,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
         running.close()
     for running in made:
         assert running.store.leases == 0, "a look-up was not released"
+        assert not running.engine.counters["integrity_errors"]
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from homeprefixd.chat.stream import TextStream
 from homeprefixd.engine import capacity, fingerprint, kernels
+from homeprefixd.engine.cells import CellLedger
+from homeprefixd.engine.chunks import chunk_end, longest_call
 from homeprefixd.engine.failures import DecodeError, failure_of
 from homeprefixd.engine.sampling import check_sampling
-from homeprefixd.engine.scheduler import chunk_end
 from homeprefixd.engine.sequence import Request, Sequence
+from homeprefixd.engine.shares import Shares, head_start
 from homeprefixd.errors import BusyError, ModelError, RequestError
 from homeprefixd.frames import Sampling
 from homeprefixd.prefix.blocks import Namespace, chain, to_le
@@ -40,6 +42,74 @@ def test_calls_after_a_cut_block() -> None:
     assert chunk_end(70, 300, 512) == 128
     assert chunk_end(70, 134, 512) == 134  # little: in one call
     assert chunk_end(70, 135, 512) == 128
+
+
+def test_short_calls_do_not_cross_the_grid() -> None:
+    edges = [0]
+    while edges[-1] < 150:
+        edges.append(chunk_end(edges[-1], 150, 32))
+    assert edges == [0, 32, 64, 96, 128, 150]
+    assert chunk_end(60, 300, 32) == 64
+
+
+@pytest.mark.parametrize(
+    ("rate", "whole_blocks", "expected"),
+    [
+        (0.0, False, 64),
+        (5000.0, False, 512),
+        (300.0, False, 128),
+        (128.0, False, 64),
+        (127.0, True, 64),
+        (127.0, False, 32),
+        (40.0, False, 16),
+        (17.0, False, 8),
+        (1.0, False, 8),
+        (1.0, True, 64),
+    ],
+)
+def test_calls_take_no_longer_than_others_may_stall(rate: float, whole_blocks: bool, expected: int) -> None:
+    assert longest_call(rate, 0.5, 512, whole_blocks=whole_blocks) == expected
+
+
+def test_shared_cells_are_counted_once() -> None:
+    cells = CellLedger()
+    cells.enter(0)
+    assert cells.used({0: 100}) == 100
+    cells.enter(1)
+    cells.share(0, 1, 64)
+    assert cells.used({0: 100, 1: 64}) == 100
+    assert cells.used({0: 100, 1: 80}) == 116
+    cells.enter(2)
+    cells.share(1, 2, 70)  # six of them are sequence 1's own
+    assert cells.used({0: 100, 1: 80, 2: 90}) == 136
+    cells.leave(0)
+    assert cells.used({1: 80, 2: 90}) == 80 + 20
+    cells.leave(1)
+    assert cells.used({2: 90}) == 90
+    cells.leave(2)
+    assert cells.used({}) == 0
+
+
+def test_heavy_use_sets_a_client_back_and_is_forgotten() -> None:
+    shares = Shares()
+    shares.count("camera", prefilled=4000, generated=100, now=0.0)
+    shares.count("voice", prefilled=10, now=0.0)
+    assert shares.behind("camera", 0.0) == 4800
+    assert shares.behind("camera", 60.0) == 2400
+    assert shares.behind("voice", 0.0) == 10
+    assert shares.behind("new", 0.0) == 0
+    shares.count("camera", prefilled=10**9, now=60.0)
+    assert shares.behind("camera", 60.0) < head_start("interactive")  # never as far as a class
+
+
+def test_who_is_refused_is_told_how_long_requests_take() -> None:
+    shares = Shares()
+    assert shares.retry_after(64, 4) == 1  # nothing is known yet
+    shares.served(10.0)
+    assert shares.retry_after(7, 4) == 20
+    shares.served(20.0)
+    assert shares.retry_after(7, 4) == 24  # the mean follows
+    assert shares.retry_after(10**6, 1) == 600
 
 
 @pytest.mark.parametrize(

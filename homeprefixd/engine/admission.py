@@ -1,0 +1,77 @@
+"""The queue: who is next, who waits for what another computes, whom there are cells for. Engine thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from ..prefix.blocks import BLOCK_TOKENS
+from .cells import CellLedger
+from .restoring import Restorer
+from .sequence import Sequence
+from .shares import AGEING, Shares
+from .sharing import Sharer
+
+_HEAD_OF_LINE = 5.0  # seconds after which nobody smaller may pass one that waits for cells
+
+
+class Queue:
+    """`restorer`, `sharer` None: cache mode off. `wake`: has the engine look again."""
+
+    def __init__(
+        self,
+        restorer: Restorer | None,
+        sharer: Sharer | None,
+        cells: CellLedger,
+        shares: Shares,
+        n_ctx: int,
+        wake: Callable[[], None],
+    ) -> None:
+        self.waiting: list[Sequence] = []
+        self._restorer, self._sharer, self._cells, self._shares = restorer, sharer, cells, shares
+        self._n_ctx, self._wake = n_ctx, wake
+
+    def order(self, now: float) -> list[Sequence]:
+        """Those whose look-up is done: urgent ones and longest cached prefixes first, with ageing and fair shares."""
+        ready: list[tuple[float, Sequence]] = []
+        for sequence in self.waiting:
+            if self._restorer is None:
+                sequence.plan = ()
+            elif not self._restorer.planned(sequence):
+                continue
+            request = sequence.request
+            worth = sequence.matched + AGEING * (now - request.arrived) + sequence.urgency
+            ready.append((worth - self._shares.behind(request.client, now), sequence))
+        ready.sort(key=lambda item: -item[0])
+        return [sequence for _worth, sequence in ready]
+
+    def is_behind(self, sequence: Sequence, residents: Collection[Sequence]) -> bool:
+        """True while another computes blocks that this one could share: computed once, they serve both."""
+        if self._sharer is None or self._restorer is None or not sequence.request.cache:
+            return False
+        other = self._sharer.computed_by(sequence, residents)
+        if other is not None:
+            sequence.behind = True
+            other.urgency = max(other.urgency, sequence.urgency)
+            return True
+        if sequence.behind:
+            sequence.behind = False
+            _other, count = self._sharer.find(sequence, residents)
+            if count <= sequence.matched:  # whoever computed them has left: its blocks are in the store
+                self._restorer.begin(sequence, self._wake, may_wait=False)
+                return not self._restorer.planned(sequence)
+        return False
+
+    def has_room(self, sequence: Sequence, residents: Collection[Sequence]) -> bool:
+        """Whether there are cells for its prompt beside those of the others."""
+        if not residents:
+            return True
+        needed = len(sequence.tokens) + BLOCK_TOKENS
+        if self._sharer is not None:
+            needed -= self._sharer.find(sequence, residents)[1]
+        coming = sum(len(other.tokens) - other.n_past for other in residents)
+        used = self._cells.used({other.seq_id: other.n_past for other in residents})
+        return used + coming + needed <= self._n_ctx
+
+    def blocks_others(self, sequence: Sequence, now: float) -> bool:
+        """It has waited for cells for so long that nobody smaller may pass it."""
+        return now - sequence.request.arrived > _HEAD_OF_LINE

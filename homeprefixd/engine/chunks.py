@@ -1,0 +1,35 @@
+"""How long a prefill call is. Pure."""
+
+from __future__ import annotations
+
+from ..prefix.blocks import BLOCK_TOKENS
+
+SHORTEST_CALL = 8  # tokens, where a block takes longer than others may stall
+
+
+def chunk_end(start: int, total: int, most: int) -> int:
+    """Where a prefill call that begins at `start` ends; `most`: its longest, a multiple of the block size or less.
+
+    Calls begin and end on the 64-grid, and the remainder has one of its own, so that logits do not depend on `most`
+    (but where it is less than a block).
+    """
+    to_grid = start - start % BLOCK_TOKENS + BLOCK_TOKENS
+    if most < BLOCK_TOKENS:
+        return min(start + most, to_grid, total)
+    if start % BLOCK_TOKENS:  # after a cut block: up to the grid, or all if it is little
+        return total if total - start <= BLOCK_TOKENS else to_grid
+    whole = (total - start) // BLOCK_TOKENS * BLOCK_TOKENS
+    return start + min(most, whole) if whole else total
+
+
+def longest_call(rate: float, max_stall: float, batch: int, *, whole_blocks: bool) -> int:
+    """Tokens of a prefill call that takes at most `max_stall` seconds at `rate` tokens per second.
+
+    `whole_blocks`: one block at least, even if that takes longer.
+    """
+    allowed = int(rate * max_stall)
+    if allowed >= BLOCK_TOKENS:
+        return min(batch, allowed // BLOCK_TOKENS * BLOCK_TOKENS)
+    if whole_blocks or not rate:
+        return BLOCK_TOKENS
+    return max(SHORTEST_CALL, 1 << allowed.bit_length() - 1) if allowed else SHORTEST_CALL
