@@ -121,10 +121,11 @@ async def streams(
     """
     rows = []
     for count in counts:
+        many = f"{count} stream{'s' * (count > 1)}"
         rates: list[float] = []
         ratios: list[float] = []
         for pair in range(pairs):
-            say(f"{count} streams, pair {pair + 1} of {pairs}")
+            say(f"{many}, pair {pair + 1} of {pairs}")
             order = [target for target in (ours, peer) if target is not None]
             measured = {
                 target.kind: await decode_rate(target, count, tokens, 100 * count + pair)
@@ -134,9 +135,9 @@ async def streams(
             if peer is not None:
                 ratios.append(measured[ours.kind] / measured[peer.kind])
         value, what = (median(ratios), " / llama-server's") if ratios else (median(rates), ", tokens/s")
-        note = f"{median(rates):.1f} tokens/s together, {pairs} {'pairs' if ratios else 'rounds'}"
+        note = f"{median(rates):.1f} tokens/s together, {pairs} {'pair' if ratios else 'round'}{'s' * (pairs > 1)}"
         bar = STREAMS_BAR if ratios else None
-        rows.append(at_least(f"decode throughput, {count} streams{what}", value, bar, note))
+        rows.append(at_least(f"decode throughput, {many}{what}", value, bar, note))
     return rows
 
 

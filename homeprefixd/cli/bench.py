@@ -15,7 +15,7 @@ from .settings import json_flag, setting_flags
 
 @click.group()
 def bench() -> None:
-    """Measure: a household at once, the cache's promises, the parts they depend on."""
+    """Measure a household at once, and what the cache promises."""
 
 
 for _command in (run, burst, streams, interrupt):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import sys
@@ -273,6 +272,8 @@ def _each(
     measure: Callable[[Target, Callable[[str], None]], Coroutine[Any, Any, list[Row]]],
 ) -> int:
     """`measure` on each target, one after another; the rows, and 1 if a bar was missed."""
+    import asyncio
+
     rows: list[Row] = []
     with _started(given, DEFAULT_PARALLEL) as (started, progress):
         for target in started.targets:
@@ -327,6 +328,8 @@ def streams(counts: str, pairs: int, tokens: int, as_json: bool, **given: Any) -
 
     Both servers are started and asked in turn; the other one is idle meanwhile. The ratio is the median of the pairs.
     """
+    import asyncio
+
     from ..bench.scenarios import streams as measure
 
     numbers = [int(part) for part in counts.split(",") if part.strip().isdecimal()]
