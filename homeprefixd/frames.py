@@ -109,7 +109,41 @@ class Stop(Frame):
     grace: float
 
 
-ToWorker = LoadModel | Generate | Cancel | UseStore | Stop
+class Tokenize(Frame):
+    """Answered by `Converted` with `tokens`. `content`: text, and token ids that are taken as they are."""
+
+    rid: str
+    content: list[str | int]
+    add_special: bool  # a beginning-of-sequence token before the first text, where the model wants one
+    parse_special: bool  # control tokens may be written in the text
+    with_pieces: bool  # answer with each token's bytes too
+
+
+class Detokenize(Frame):
+    """Answered by `Converted` with `text`."""
+
+    rid: str
+    tokens: list[int]
+
+
+class ApplyTemplate(Frame):
+    """Answered by `Converted` with `text`: the prompt of a chat."""
+
+    rid: str
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    template_kwargs: dict[str, Any]
+
+
+class DescribeTemplate(Frame):
+    """Answered by `Converted`: `text` is the chat template, `pieces` are the texts of its BOS and EOS."""
+
+    rid: str
+
+
+Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate
+
+ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | Tokenize | Detokenize | ApplyTemplate | DescribeTemplate
 
 
 # ---------------------------------------------------------------------------------------------- worker -> daemon
@@ -229,7 +263,16 @@ class Heartbeat(Frame):
     cells_shared: int = 0  # cells that a sequence did not need because it uses another's
 
 
-FromWorker = Loading | Ready | NamespaceKnown | Failure | Accepted | Progress | Delta | Finished | Heartbeat
+class Converted(Frame):
+    """The answer to a `Conversion`; its errors are `Failure`s."""
+
+    rid: str
+    text: str = ""
+    tokens: list[int] = []
+    pieces: list[bytes] = []
+
+
+FromWorker = Loading | Ready | NamespaceKnown | Failure | Accepted | Progress | Delta | Finished | Heartbeat | Converted
 
 
 # ---------------------------------------------------------------------------------------------- client -> store

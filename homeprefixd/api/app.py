@@ -12,6 +12,7 @@ from ..config import ServerConfig
 from ..errors import RequestError
 from ..models.backend import Backend, CacheAdmin
 from . import admin as admin_routes
+from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
 from . import openai as openai_routes
@@ -67,6 +68,6 @@ def create_app(
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
-    rooms = (model_routes, openai_routes, admin_routes, metrics_routes)
+    rooms = (model_routes, openai_routes, llamacpp_routes, admin_routes, metrics_routes)
     app.add_routes([_expecting(route) for room in rooms for route in room.routes()])
     return app

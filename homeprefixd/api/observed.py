@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal
 
 from ..errors import HomeprefixdError
-from ..frames import Delta, Finished, Generate, ModelInfo, Progress
+from ..frames import Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
 from ..models.backend import Backend, Event, Generation
 
 FIRST_TOKEN_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
@@ -174,6 +174,9 @@ class ObservedBackend:
             self._observations.requests[alias, outcome_of(error)] += 1
             raise
         return ObservedGeneration(inner, alias, self._observations, self._clock)
+
+    async def convert(self, alias: str, conversion: Conversion) -> Converted:
+        return await self._inner.convert(alias, conversion)
 
     def status(self) -> dict[str, Any]:
         return self._inner.status()

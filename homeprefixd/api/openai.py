@@ -27,7 +27,7 @@ _ROLES = {
 }
 """A message's role -> what the templates know."""
 
-_MAX_TOKEN = 2**31  # ids are below it, where the vocabulary's size is not known
+MAX_TOKEN = 2**31  # ids are below it, where the vocabulary's size is not known
 
 _IGNORED = frozenset(
     {
@@ -270,7 +270,7 @@ def _prompt(prompt: str | list[str | int | list[int]], n_vocab: int | None) -> s
         return prompt
     if not prompt:
         raise RequestError("`prompt` must not be empty.", param="prompt", code="out_of_range")
-    limit = _MAX_TOKEN if n_vocab is None else n_vocab
+    limit = MAX_TOKEN if n_vocab is None else n_vocab
     ids: list[int] = []
     for item in prompt:
         if not isinstance(item, int):
@@ -312,7 +312,7 @@ def completion_request(body: CompletionBody, rid: str, n_vocab: int | None) -> G
 # ---------------------------------------------------------------------------------------------------- routes
 
 
-def _vocabulary(request: web.Request, alias: str) -> int | None:
+def vocabulary(request: web.Request, alias: str) -> int | None:
     """How many tokens the model has; None while it is not known."""
     return next((info.n_vocab for info in request.app[BACKEND].models() if info.alias == alias), None)
 
@@ -329,7 +329,7 @@ async def _answer(
     alias = request.app[BACKEND].resolve(body.model)
     identity = request.app[IDENTITY]
     rid = f"{id_prefix}-{identity.token()}"
-    generate = convert(body, rid, _vocabulary(request, alias))
+    generate = convert(body, rid, vocabulary(request, alias))
     return await respond(
         request,
         request.app[BACKEND].generate(alias, generate),

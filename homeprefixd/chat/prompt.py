@@ -110,6 +110,8 @@ class PromptBuilder:
         max_text: int = MAX_TEXT,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        self.source = template_source
+        self.bos, self.eos = bos, eos
         self._timeout = timeout
         self._max_text = max_text
         self._tokens = {"bos_token": bos, "eos_token": eos}

@@ -12,7 +12,16 @@ from ..channel import ChannelClosedError
 from ..chat.prompt import PromptBuilder
 from ..chat.stream import TextStream
 from ..errors import BusyError, ContextOverflowError, HomeprefixdError, RequestError
-from ..frames import Accepted, Frame, Generate
+from ..frames import (
+    Accepted,
+    ApplyTemplate,
+    Conversion,
+    Converted,
+    Detokenize,
+    Frame,
+    Generate,
+    Tokenize,
+)
 from .bindings import Model
 from .failures import failure_of
 from .sampling import check_sampling
@@ -46,9 +55,12 @@ class Intake:
         self._lock = threading.Lock()
         self._pending: dict[str, bool] = {}  # rid of what is not queued in the engine yet: was it cancelled?
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self._conversions: queue.SimpleQueue[Conversion] = queue.SimpleQueue()
+        self._converter = threading.Thread(target=self._run_conversions, name="conversions", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        self._converter.start()
 
     def put(self, generate: Generate) -> None:
         """Take a request; whatever is wrong with it is told by a Failure frame."""
@@ -85,6 +97,56 @@ class Intake:
                     cancelled = self._pending.pop(generate.rid, False)
                 if cancelled:
                     self._engine.cancel(generate.rid)
+
+    def convert(self, conversion: Conversion) -> None:
+        """Text to tokens and the like, for its own sake. On a thread of its own: no prompt waits for it."""
+        self._conversions.put(conversion)
+
+    def _run_conversions(self) -> None:
+        while True:
+            conversion = self._conversions.get()
+            try:
+                try:
+                    answer: Frame = self._convert(conversion)
+                except Exception as error:
+                    if not isinstance(error, HomeprefixdError):
+                        logger.exception("%s could not be answered", conversion.rid)
+                    answer = failure_of(conversion.rid, error)
+                self._emit(answer)
+            except ChannelClosedError:
+                return  # the other thread sees it too, and ends the engine
+
+    def _convert(self, conversion: Conversion) -> Converted:
+        rid = conversion.rid
+        match conversion:
+            case Tokenize():
+                tokens = self._tokens_of_mixture(conversion)
+                pieces = [self._model.piece(token, special=True) for token in tokens] if conversion.with_pieces else []
+                return Converted(rid, tokens=tokens, pieces=pieces)
+            case Detokenize():
+                self._model.check_tokens(conversion.tokens)
+                data = b"".join(self._model.piece(token, special=True) for token in conversion.tokens)
+                return Converted(rid, text=data.decode(errors="replace"))
+            case ApplyTemplate():
+                return Converted(
+                    rid, self._prompts.render(conversion.messages, conversion.tools, conversion.template_kwargs)
+                )
+            case _:
+                return Converted(
+                    rid, self._prompts.source, pieces=[self._prompts.bos.encode(), self._prompts.eos.encode()]
+                )
+
+    def _tokens_of_mixture(self, wanted: Tokenize) -> list[int]:
+        """As llama-server: special tokens only before what comes first, and that must be text."""
+        tokens: list[int] = []
+        for index, item in enumerate(wanted.content):
+            if isinstance(item, int):
+                self._model.check_tokens([item])
+                tokens.append(item)
+            else:
+                add_bos = wanted.add_special and index == 0
+                tokens += self._model.tokenize(item, add_bos=add_bos, parse_special=wanted.parse_special)
+        return tokens
 
     def _prepare(self, generate: Generate, arrived: float) -> None:
         try:

@@ -27,7 +27,10 @@ from ..channel import Channel, ChannelClosedError
 from ..child import become_child
 from ..errors import HomeprefixdError, ModelError
 from ..frames import (
+    ApplyTemplate,
     Cancel,
+    DescribeTemplate,
+    Detokenize,
     Frame,
     Generate,
     Loading,
@@ -36,6 +39,7 @@ from ..frames import (
     NamespaceKnown,
     Ready,
     Stop,
+    Tokenize,
     ToWorker,
     UseStore,
 )
@@ -133,6 +137,8 @@ class Worker:
         match frame:
             case Generate():
                 self.intake.put(frame)
+            case Tokenize() | Detokenize() | ApplyTemplate() | DescribeTemplate():
+                self.intake.convert(frame)
             case Cancel():
                 self.intake.cancel(frame.rid)
             case Stop():

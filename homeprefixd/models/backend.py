@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from ..frames import Accepted, Delta, Finished, Generate, ModelInfo, Prefixes, Progress, Purge, Purged
+from ..frames import (
+    Accepted,
+    Conversion,
+    Converted,
+    Delta,
+    Finished,
+    Generate,
+    ModelInfo,
+    Prefixes,
+    Progress,
+    Purge,
+    Purged,
+)
 
 Event = Accepted | Progress | Delta | Finished
 
@@ -46,6 +58,10 @@ class Backend(Protocol):
 
     def generate(self, alias: str, request: Generate) -> Generation:
         """Start a request on a model that `resolve` returned. Raises UnavailableError, BusyError."""
+        ...
+
+    async def convert(self, alias: str, conversion: Conversion) -> Converted:
+        """Ask a model that `resolve` returned. Raises RequestError, UnavailableError, WorkerDiedError."""
         ...
 
     def status(self) -> dict[str, Any]:

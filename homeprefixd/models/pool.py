@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..config import KV_TYPES_WITHOUT_FLASH, Config
-from ..frames import Generate, LoadModel, ModelInfo
+from ..frames import Conversion, Converted, Generate, LoadModel, ModelInfo
 from ..supervise import Backoff, module_command
 from .catalog import Catalog, ModelSpec
 from .store_link import StoreLink
@@ -162,6 +162,10 @@ class Pool:
     def generate(self, alias: str, request: Generate) -> Request:
         """A request; entering it (`async with`) hands it to the worker. Raises UnavailableError, BusyError."""
         return self._links[self._catalog.resolve(alias).alias].request(request)
+
+    async def convert(self, alias: str, conversion: Conversion) -> Converted:
+        """Text to tokens and the like, by a model's worker. Raises RequestError, UnavailableError, WorkerDiedError."""
+        return await self._links[self._catalog.resolve(alias).alias].convert(conversion)
 
     def status(self) -> dict[str, Any]:
         """state (`ok`, `loading`, `error`, `no model`, `stopping`), progress 0 to 1, reason, model, workers."""

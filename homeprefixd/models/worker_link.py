@@ -29,6 +29,8 @@ from ..errors import (
 from ..frames import (
     Accepted,
     Cancel,
+    Conversion,
+    Converted,
     Delta,
     Failure,
     Finished,
@@ -47,6 +49,7 @@ from ..frames import (
 )
 from ..supervise import Backoff, Child, Exit, Supervisor
 from .backend import Event
+from .conversions import Conversions
 from .store_link import StoreLink
 
 logger = logging.getLogger(__name__)
@@ -190,6 +193,7 @@ class WorkerLink:
         self._failure: Failure | None = None
         self._failed_tries = 0
         self._requests: dict[str, Request] = {}
+        self._conversions = Conversions()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -275,6 +279,23 @@ class WorkerLink:
             raise BusyError(f"{len(self._requests)} requests are running or waiting already", retry_after=5)
         return Request(self, generate, self._limits.unread)
 
+    async def convert(self, conversion: Conversion) -> Converted:
+        """Ask the worker, waiting for a model that loads. Raises UnavailableError, BusyError, and what it answers."""
+        await self._wait_until_ready()
+        answer = self._conversions.expect(conversion.rid)
+        try:
+            if self._channel is None:
+                raise self._starting_again()
+            self._channel.send(conversion)
+            return await answer
+        except ChannelClosedError as error:
+            raise self._starting_again() from error
+        finally:
+            self._conversions.forget(conversion.rid)
+
+    def _starting_again(self) -> UnavailableError:
+        return UnavailableError(f"the model {self.alias} is starting again", retry_after=2)
+
     def check_open(self) -> None:
         """Raises UnavailableError if no request can be taken, now or soon."""
         if self._draining:
@@ -292,12 +313,12 @@ class WorkerLink:
         try:
             await self._wait_until_ready()
             if self._channel is None:
-                raise UnavailableError(f"the model {self.alias} is starting again", retry_after=2)
+                raise self._starting_again()
             self._channel.send(request.generate)
             request.sent = True
         except ChannelClosedError as error:
             self._forget(request)
-            raise UnavailableError(f"the model {self.alias} is starting again", retry_after=2) from error
+            raise self._starting_again() from error
         except BaseException:
             self._forget(request)
             raise
@@ -340,6 +361,7 @@ class WorkerLink:
 
     def fail_all(self, error: HomeprefixdError, *, only_sent: bool = False) -> None:
         """End requests with `error`; with `only_sent` those that the worker knew of."""
+        self._conversions.fail_all(error)
         for request in [r for r in self._requests.values() if r.sent or not only_sent]:
             request.fail(error)
             self._forget(request)
@@ -434,9 +456,13 @@ class WorkerLink:
                 self._failure = frame
             case Failure(rid=str(rid)):
                 request = self._requests.get(rid)
+                failure = from_frame(frame.error, frame.message, frame.code, frame.param, frame.details)
+                self._conversions.fail(rid, failure)
                 if request is not None:
-                    request.fail(from_frame(frame.error, frame.message, frame.code, frame.param, frame.details))
+                    request.fail(failure)
                     self._forget(request)
+            case Converted():
+                self._conversions.answer(frame)
             case Heartbeat():
                 self._note_heartbeat(frame)
             case Loading():

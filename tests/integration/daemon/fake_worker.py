@@ -17,6 +17,7 @@ from homeprefixd.child import become_child
 from homeprefixd.frames import (
     Accepted,
     Cancel,
+    Converted,
     Delta,
     Failure,
     Finished,
@@ -31,6 +32,7 @@ from homeprefixd.frames import (
     Ready,
     Stop,
     Timings,
+    Tokenize,
     ToWorker,
     UseStore,
 )
@@ -164,6 +166,8 @@ def main() -> int:
                     work.cancelled.add(rid)
                 case UseStore():
                     work.use_store(channel.take_descriptor())
+                case Tokenize() as asked:
+                    channel.send(Converted(asked.rid, tokens=[len(asked.content)]))
                 case Stop():
                     return 0
     except ChannelClosedError:

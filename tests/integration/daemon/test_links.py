@@ -20,7 +20,7 @@ from homeprefixd.errors import (
     UnavailableError,
     WorkerDiedError,
 )
-from homeprefixd.frames import Accepted, Delta, Finished, Progress, Purge
+from homeprefixd.frames import Accepted, Delta, Detokenize, Finished, Progress, Purge, Tokenize
 from homeprefixd.models.pool import Pool
 from homeprefixd.models.store_link import StoreLink
 from homeprefixd.models.worker_link import Limits
@@ -125,6 +125,27 @@ async def test_requests_wait_some_seconds_for_a_model_that_loads(house: House, p
     patient = house.pool("--load-time", "0.3")
     patient.start()
     assert await words(patient, "r2", "say a") == ["a"]
+
+
+async def test_questions_get_their_answers_or_an_error(house: House) -> None:
+    pool = await ready(house.pool())
+
+    async def tokens(rid: str) -> list[int]:
+        return (await pool.convert("fake", Tokenize(rid, ["x", 1, 2], False, True, False))).tokens
+
+    # fake_worker.py answers no Detokenize
+    open_ones = [asyncio.create_task(pool.convert("fake", Detokenize(f"q{number}", [1]))) for number in range(64)]
+    await asyncio.sleep(0)
+    with pytest.raises(BusyError, match="64 questions"):
+        await tokens("one too many")
+    open_ones[0].cancel()
+    await asyncio.gather(open_ones[0], return_exceptions=True)
+    assert await tokens("t1") == [3]  # what came before it has been read too
+    os.kill(pid_of(pool), signal.SIGKILL)
+    for task in open_ones[1:]:
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            await asyncio.wait_for(task, 20)
+    assert await tokens("t2") == [3]  # by the next one
 
 
 async def test_a_model_that_cannot_be_loaded(house: House) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from homeprefixd.errors import HomeprefixdError, NotFoundError
 from homeprefixd.frames import (
     Accepted,
+    Conversion,
+    Converted,
     Delta,
     Finished,
     Generate,
@@ -102,6 +104,8 @@ class ScriptedBackend:
         self.loaded = [MODEL]
         self.generations: list[ScriptedGeneration] = []
         self.refusal: HomeprefixdError | None = None
+        self.conversions: list[Conversion] = []
+        self.converted: Converted | HomeprefixdError = Converted("")
         self.script: list[Step] = [
             Accepted("", 100),
             Progress("", 64, 100, 100),
@@ -128,6 +132,13 @@ class ScriptedBackend:
             raise self.refusal
         self.generations.append(ScriptedGeneration(request, self.script))
         return self.generations[-1]
+
+    async def convert(self, alias: str, conversion: Conversion) -> Converted:
+        assert alias == "demo"
+        self.conversions.append(conversion)
+        if isinstance(self.converted, HomeprefixdError):
+            raise self.converted
+        return self.converted
 
     def status(self) -> dict[str, Any]:
         return self.state

@@ -1,0 +1,176 @@
+"""llama-server's own routes beside the chat: text to tokens and back, templates, properties, slots.
+
+Each is answered at `/x` and at `/v1/x`. Prompts of others are never shown, unlike with llama-server's `--slots`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from .. import __version__
+from ..errors import RequestError, UnavailableError
+from ..frames import ApplyTemplate, DescribeTemplate, Detokenize, ModelInfo, Sampling, Tokenize
+from . import fields
+from .errors import json_response, read_body
+from .keys import BACKEND, IDENTITY
+from .openai import MAX_TOKEN, ChatBody, chat_request, vocabulary
+
+MAX_TEXT = 4 << 20
+"""Characters that are tokenised at once: about a second."""
+
+MAX_TOKENS = 1 << 20
+MAX_PARTS = 10_000
+"""Pieces of a mixed `content`, each of which is tokenised by itself."""
+
+
+class TokenizeBody(msgspec.Struct):
+    content: str | list[str | int] = ""
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    model: str | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[int] = []
+    model: str | None = None
+
+
+def _ask_id(request: web.Request) -> str:
+    return f"ask-{request.app[IDENTITY].token()}"
+
+
+def check_ids(name: str, ids: list[int], n_vocab: int | None) -> None:
+    """Raises RequestError. `n_vocab`: None where it is not known."""
+    if len(ids) > MAX_TOKENS:
+        raise RequestError(f"`{name}` must have at most {MAX_TOKENS} tokens.", param=name, code="out_of_range")
+    limit = MAX_TOKEN if n_vocab is None else n_vocab
+    if ids and not 0 <= min(ids) <= max(ids) < limit:
+        raise RequestError(
+            f"`{name}` contains a token id that is not from 0 to {limit - 1}.", param=name, code="bad_token"
+        )
+
+
+def checked_content(content: str | list[str | int], n_vocab: int | None) -> list[str | int]:
+    """As a list of texts and token ids. Raises RequestError."""
+    parts: list[str | int] = [content] if isinstance(content, str) else content
+    texts = [part for part in parts if isinstance(part, str)]
+    check_ids("content", [part for part in parts if isinstance(part, int)], n_vocab)
+    if sum(map(len, texts)) > MAX_TEXT or len(texts) > MAX_PARTS:
+        raise RequestError(
+            f"`content` must have at most {MAX_TEXT} characters in at most {MAX_PARTS} texts: send it in pieces.",
+            param="content",
+            code="out_of_range",
+        )
+    return parts
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """A token's text; its bytes where they are no whole characters."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """`POST /tokenize`."""
+    body = fields.decode(await read_body(request), TokenizeBody)
+    backend = request.app[BACKEND]
+    alias = backend.resolve(body.model)
+    wanted = Tokenize(
+        _ask_id(request),
+        content=checked_content(body.content, vocabulary(request, alias)),
+        add_special=bool(body.add_special),
+        parse_special=body.parse_special is not False,
+        with_pieces=bool(body.with_pieces),
+    )
+    found = await backend.convert(alias, wanted)
+    if not wanted.with_pieces:
+        return json_response({"tokens": found.tokens})
+    pairs = zip(found.tokens, found.pieces, strict=True)
+    return json_response({"tokens": [{"id": token, "piece": _piece(piece)} for token, piece in pairs]})
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """`POST /detokenize`. Bytes that are no characters become U+FFFD."""
+    body = fields.decode(await read_body(request), DetokenizeBody)
+    backend = request.app[BACKEND]
+    alias = backend.resolve(body.model)
+    check_ids("tokens", body.tokens, vocabulary(request, alias))
+    found = await backend.convert(alias, Detokenize(_ask_id(request), body.tokens))
+    return json_response({"content": found.text})
+
+
+async def apply_template(request: web.Request) -> web.Response:
+    """`POST /apply-template`: the prompt that `/chat/completions` would make of the same body."""
+    body = fields.decode(await read_body(request), ChatBody)
+    backend = request.app[BACKEND]
+    alias = backend.resolve(body.model)
+    chat = chat_request(body, _ask_id(request), None)
+    wanted = ApplyTemplate(chat.rid, chat.messages or [], chat.tools, chat.template_kwargs)
+    return json_response({"prompt": (await backend.convert(alias, wanted)).text})
+
+
+def _info(request: web.Request, alias: str) -> ModelInfo:
+    for info in request.app[BACKEND].models():
+        if info.alias == alias:
+            return info
+    raise UnavailableError("Loading model", retry_after=1)
+
+
+async def props(request: web.Request) -> web.Response:
+    """`GET /props`: what clients adapt to."""
+    backend = request.app[BACKEND]
+    alias = backend.resolve(request.query.get("model"))
+    info = _info(request, alias)
+    template = await backend.convert(alias, DescribeTemplate(_ask_id(request)))
+    bos, eos = (piece.decode(errors="replace") for piece in template.pieces)
+    return json_response(
+        {
+            "default_generation_settings": {"n_ctx": info.n_ctx, "params": msgspec.to_builtins(Sampling())},
+            "total_slots": info.parallel,
+            "model_alias": alias,
+            "model_path": info.path,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": template.text,
+            "bos_token": bos,
+            "eos_token": eos,
+            "build_info": f"homeprefixd {__version__}",
+        }
+    )
+
+
+async def slots(request: web.Request) -> web.Response:
+    """`GET /slots`: which of the model's places for running requests are taken. With `fail_on_no_slot`: 503 if all."""
+    backend = request.app[BACKEND]
+    alias = backend.resolve(request.query.get("model"))
+    info = _info(request, alias)
+    workers: list[dict[str, Any]] = backend.status().get("workers", [])
+    running = next((int(worker["requests"]) for worker in workers if worker["alias"] == alias), 0)
+    if running >= info.parallel and request.query.get("fail_on_no_slot"):
+        raise UnavailableError("no slot available", retry_after=1)
+    return json_response(
+        [
+            {"id": number, "n_ctx": info.n_ctx, "speculative": False, "is_processing": number < running}
+            for number in range(info.parallel)
+        ]
+    )
+
+
+def routes() -> list[web.RouteDef]:
+    """Each with and without `/v1`."""
+    return [
+        route
+        for prefix in ("", "/v1")
+        for route in (
+            web.post(f"{prefix}/tokenize", tokenize),
+            web.post(f"{prefix}/detokenize", detokenize),
+            web.post(f"{prefix}/apply-template", apply_template),
+            web.get(f"{prefix}/props", props),
+            web.get(f"{prefix}/slots", slots),
+        )
+    ]
