@@ -87,6 +87,7 @@ def test_what_is_shared_and_what_is_not() -> None:
     history = text(title).split("<chat_history>")[1]
     assert history == text(tags).split("<chat_history>")[1]
     assert 0 < tags.start - title.start < 0.5
+    assert plan("titles", duration=(title.start + tags.start) / 2).sessions == (title,)
 
 
 def test_only_the_first_turn_comes_without_thinking() -> None:
