@@ -50,6 +50,11 @@ class Restorer:
         worth = slicer.joiner is not None and 2 * block_bytes <= _JOINED_BYTES
         self._joining = _Joining(slicer.joiner, block_bytes) if slicer.joiner is not None and worth else None
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a store to restore from."""
+        return self._store.connected
+
     def begin(self, sequence: Sequence, on_update: Callable[[], None], *, may_wait: bool) -> None:
         """Start the look-up, at most to the token before the last. `may_wait`: not on the engine's thread.
 

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE = 0.05  # seconds between looks at what has no wake-up of its own (patience that ends) while something waits
 _RESTORE_BOX = 0.02  # seconds of importing per step while others decode
+_HOLES = 2048  # cells without use below the highest one, which attention still looks at, that are worth closing
 _DISPLACED = 3  # times that one request makes way for more urgent ones, at most
 
 
@@ -77,6 +78,7 @@ class Engine:
         self._ids = list(range(settings.parallel))[::-1]
         self._batch = Batch(max(settings.batch, settings.parallel))
         self._rate = 0.0  # prefill, tokens per second
+        self._peak = 0  # cells in use at most since the context was empty: about the highest that was used
         self._steps = 0
         self._step_began = 0.0
         self._stop_at: float | None = None
@@ -157,6 +159,7 @@ class Engine:
             self._admit()
         if not self._resident:
             return False
+        self._close_holes()
         worked = self._restore()
         if self._running:
             self._decode()
@@ -206,6 +209,10 @@ class Engine:
                 self._set_aside(other)
                 return True
         return False
+
+    def _used(self) -> int:
+        """Cells in use."""
+        return self._cells.used({seq_id: sequence.n_past for seq_id, sequence in self._resident.items()})
 
     def _enter(self, sequence: Sequence, now: float) -> None:
         self._queue.waiting.remove(sequence)
@@ -428,6 +435,21 @@ class Engine:
         if self._restorer is not None:
             self._restorer.begin(sequence, self._wake.set, may_wait=False)
 
+    def _close_holes(self) -> None:
+        """One is left of many, perhaps in high cells: it leaves and comes back to the first ones.
+
+        Each step costs as if all cells up to the highest were in use: 6,600 unused ones make decoding a third slower
+        (measured), moving a sequence takes as long as a token or two.
+        """
+        if len(self._resident) != 1 or self._restorer is None or not self._restorer.connected:
+            return
+        (sequence,) = self._resident.values()
+        holes = self._peak - sequence.n_past
+        stays = sequence.phase is Phase.DECODE and sequence.request.cache and not sequence.no_save
+        if stays and holes >= max(_HOLES, sequence.n_past):
+            self.counters["holes_closed"] += 1
+            self._set_aside(sequence)
+
     def _finish(self, sequence: Sequence, reason: str) -> None:
         now = time.perf_counter()
         rest = "" if reason == "cancelled" else sequence.text.flush()
@@ -475,13 +497,16 @@ class Engine:
             self._restorer.end(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
-        if self._resident.pop(sequence.seq_id, None) is None:
+        if sequence.seq_id not in self._resident:
             return
+        self._peak = max(self._peak, self._used())
+        del self._resident[sequence.seq_id]
         self._context.remove(sequence.seq_id)
         self._cells.leave(sequence.seq_id)
         self._ids.append(sequence.seq_id)
         sequence.seq_id = -1
         if not self._resident:
+            self._peak = 0
             self._check_empty()
             self._context.clear()  # the next one begins at the first cell, so on the grid
 

@@ -148,6 +148,26 @@ def test_models_with_edges_share_nothing(run: Run, tiny: Tiny, tokens: Tokens) -
     assert second.timings.cache_n == 0
 
 
+def test_who_is_left_in_high_cells_moves_to_the_first(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homeprefixd.engine.scheduler._HOLES", 500)
+    logits = Logits(monkeypatch)
+    running = run(tiny("qwen3"), ctx=2048, pool=4096)
+    running.known()
+    alone = running.ask(tokens(100), 400, cache=False)[1].rid
+    long = running.start(tokens(900, 1), 1)
+    running.wait(lambda: running.of(long, Progress))
+    short = running.start(tokens(100), 400)
+    running.finish(long)
+    end = running.finish(short)
+    assert running.engine.counters["holes_closed"] == 1
+    assert running.engine.counters["set_aside"] == 1
+    assert end.timings.predicted_n == 400
+    assert end.timings.cache_n == 0
+    assert logits.compare(alone, short) > 5
+
+
 def order_of_ends(running: Running, rids: list[str]) -> list[str]:
     for rid in rids:
         running.finish(rid)
