@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from aiohttp import web
 
 from ..config import ServerConfig
-from ..errors import RequestError
 from ..models.backend import Backend, CacheAdmin
 from . import admin as admin_routes
 from . import llamacpp as llamacpp_routes
@@ -17,7 +16,7 @@ from . import metrics as metrics_routes
 from . import models as model_routes
 from . import openai as openai_routes
 from .connection import connection_middleware
-from .errors import error_middleware, error_object, json_response
+from .errors import error_middleware
 from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, Identity
 from .observed import Observations, ObservedBackend
 from .origin import OriginGuard
@@ -25,21 +24,6 @@ from .origin import OriginGuard
 
 def _random_token() -> str:
     return secrets.token_hex(12)
-
-
-async def _expect(request: web.Request) -> web.StreamResponse | None:
-    """What an `Expect` header asks for; aiohttp asks here, before any middleware. None: go on."""
-    if request.version < (1, 1):
-        return None
-    if request.headers.get("Expect", "").lower() != "100-continue":
-        return json_response({"error": error_object(RequestError("`Expect` can only be 100-continue."))}, 417)
-    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # that was no part of the reply
-    return None
-
-
-def _expecting(route: web.RouteDef) -> web.RouteDef:
-    return web.RouteDef(route.method, route.path, route.handler, {**route.kwargs, "expect_handler": _expect})
 
 
 def create_app(
@@ -69,5 +53,5 @@ def create_app(
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
     rooms = (model_routes, openai_routes, llamacpp_routes, admin_routes, metrics_routes)
-    app.add_routes([_expecting(route) for room in rooms for route in room.routes()])
+    app.add_routes([route for room in rooms for route in room.routes()])
     return app

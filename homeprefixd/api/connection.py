@@ -24,14 +24,16 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import HomeprefixdError, RequestError
-from .errors import INTERNAL, Handler, error_response
+from .errors import INTERNAL, Handler, error_response, http_refusal
 
 SETTLE = 0.05
 """Seconds after the client's end or a reply until a connection that serves nothing is closed: what was sent before the
 end may still be on its way to its handler."""
 
+PROBE_FIRST = 0.25
 PROBE_EVERY = 5.0
-"""Seconds between signs of life to a client that has ended its half; it may leave later."""
+"""Seconds until the second sign of life to a client that has ended its half, and at most between later ones. The client
+may leave later, and a proxy or tunnel between us notices only with the second that its client has left."""
 
 PROBE_TIMEOUT_MS = 30_000
 """A client whose machine acknowledges nothing for so long has left (it was switched off, or a firewall is silent)."""
@@ -48,13 +50,14 @@ class Connection(web.RequestHandler):
     `probe`, while a reply is or will be a stream: send a comment there if it has begun, and tell whether it has.
     """
 
-    __slots__ = ("_half_open", "_received", "_request", "_timer", "_watch", "probe")
+    __slots__ = ("_half_open", "_pause", "_received", "_request", "_timer", "_watch", "probe")
 
     def __init__(self, manager: web.Server, **options: Any) -> None:
         """`options`: those of `web.RequestHandler`."""
         super().__init__(manager, **options)
         self.probe: Callable[[], bool] | None = None
         self._half_open = False
+        self._pause = PROBE_FIRST  # s until the next sign of life
         self._request: web.Request | None = None  # that is being answered
         self._received = -1  # bytes of its body at the last look
         self._timer: asyncio.TimerHandle | None = None
@@ -63,7 +66,7 @@ class Connection(web.RequestHandler):
     @contextlib.contextmanager
     def serving(self, request: web.Request) -> Iterator[None]:
         """While `request` is being answered. aiohttp answers a connection's requests one by one."""
-        self._request, self._received = request, -1
+        self._request, self._received, self._pause = request, -1, PROBE_FIRST
         if self._half_open:
             self._look_in(SETTLE)
         try:
@@ -107,6 +110,14 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """aiohttp's own refusals that no middleware sees (a strange `Expect`) in our shape, too."""
+        if isinstance(resp, web.HTTPException) and resp.status >= 400:
+            resp = http_refusal(request, resp)
+        return await super().finish_response(request, resp, start_time)
+
     # ------------------------------------------------------------------------------------------------- half open
 
     def _look_in(self, seconds: float) -> None:
@@ -140,7 +151,8 @@ class Connection(web.RequestHandler):
 
     def _wait_for_reset(self, transport: asyncio.Transport) -> None:
         """asyncio does not look at a connection that it neither reads nor writes."""
-        self._look_in(PROBE_EVERY)
+        self._look_in(self._pause)
+        self._pause = min(2 * self._pause, PROBE_EVERY)
         sock = transport.get_extra_info("socket")
         if self._watch is not None or sock is None or transport.is_closing():
             return

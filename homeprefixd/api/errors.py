@@ -80,7 +80,7 @@ async def read_body(request: web.Request) -> bytes:
         raise UnreadableBodyError(f"The request's body cannot be read: {what}", code="bad_body") from error
 
 
-def _from_http(request: web.Request, error: web.HTTPException) -> web.Response:
+def http_refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
     """aiohttp's own refusals (routing, mostly) in our shape; headers such as `Allow` are kept."""
     shown: HomeprefixdError
     if error.status == 404:
@@ -88,6 +88,8 @@ def _from_http(request: web.Request, error: web.HTTPException) -> web.Response:
     elif isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         shown = RequestError(f"{request.path} takes {allowed}, not {request.method}.", code="method_not_allowed")
+    elif isinstance(error, web.HTTPExpectationFailed):
+        shown = RequestError("`Expect` can only be 100-continue.", code="bad_expect")
     else:
         shown = RequestError(error.reason or "bad request")
     headers = {
@@ -111,7 +113,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return _from_http(request, error)
+        return http_refusal(request, error)
     except Exception:
         if is_gone(request):
             raise  # the client left while we talked to it; aiohttp ends the connection quietly

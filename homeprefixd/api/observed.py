@@ -98,7 +98,8 @@ class ObservedGeneration:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._end("left")
+        bug = isinstance(exc[1], Exception) and not isinstance(exc[1], ConnectionError)
+        self._end("failed" if bug else "left")
         await self._inner.__aexit__(*exc)
 
     def __aiter__(self) -> AsyncIterator[Event]:

@@ -101,7 +101,7 @@ async def test_a_slow_reply_reaches_a_client_that_ended_its_half(
 async def test_a_stream_reaches_a_client_that_ended_its_half(
     address: tuple[str, int], backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    monkeypatch.setattr(connection, "PROBE_EVERY", 0.1)
+    monkeypatch.setattr(connection, "PROBE_FIRST", 0.1)
     backend.script[0:0] = [lambda: asyncio.sleep(0.2)]  # tokenising
     backend.script[3:3] = [lambda: asyncio.sleep(0.3)]
     async with connected(address) as (reader, writer):
@@ -153,8 +153,9 @@ async def test_a_client_that_leaves_during_prefill_ends_its_work(
     body: dict[str, Any],
     half_open: bool,
 ) -> None:
-    if half_open:  # what is lost here is seen at the next sign of life only
-        monkeypatch.setattr(connection, "PROBE_EVERY", 0.1)
+    # what is lost while it is half open is seen at the next sign of life only
+    monkeypatch.setattr(connection, "PROBE_FIRST", 0.1 if half_open else 10.0)
+    monkeypatch.setattr(connection, "PROBE_EVERY", 0.1 if half_open else 10.0)
     backend.script[2:2] = [asyncio.Event().wait]  # type: ignore[list-item]
     async with connected(address) as (_reader, writer):
         writer.write(post(body))
@@ -237,13 +238,32 @@ async def test_a_broken_body_is_told_as_json(address: tuple[str, int]) -> None:
     assert (status, body["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_expectations(address: tuple[str, int]) -> None:
-    for expect, status in (("100-continue", 200), ("miracles", 417)):
-        async with connected(address) as (reader, writer):
-            writer.write(post(CHAT, more=f"Expect: {expect}\r\nConnection: close\r\n"))
-            async with asyncio.timeout(5):
-                received = await reader.read()
-        assert received.startswith(b"HTTP/1.1 100 Continue") == (status == 200)
-        got, body = last_reply(received)
-        assert got == status
-        assert ("error" in body) == (status != 200)
+@pytest.mark.parametrize(
+    ("path", "expect", "status"),
+    [("/v1/chat/completions", "100-continue", 200), ("/v1/chat/completions", "miracles", 417), ("/x", "miracles", 417)],
+)
+async def test_expectations(address: tuple[str, int], path: str, expect: str, status: int) -> None:
+    async with connected(address) as (reader, writer):
+        writer.write(post(CHAT, path, more=f"Expect: {expect}\r\nConnection: close\r\n"))
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    assert received.startswith(b"HTTP/1.1 100 Continue") == (status == 200)
+    got, body = last_reply(received)
+    assert got == status
+    if status != 200:
+        assert body["error"]["code"] == "bad_expect"
+
+
+async def test_a_sign_of_life_is_given_less_and_less_often(
+    address: tuple[str, int], backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PROBE_FIRST", 0.1)
+    monkeypatch.setattr(connection, "PROBE_EVERY", 0.3)
+    backend.script[2:2] = [lambda: asyncio.sleep(1.0)]
+    async with connected(address) as (reader, writer):
+        writer.write(post(CHAT))
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    assert 4 <= received.count(b"HTTP/1.1 100 Continue") <= 5  # after 0.05, 0.15, 0.35, 0.65, 0.95 s
+    assert last_reply(received)[0] == 200

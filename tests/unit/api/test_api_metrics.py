@@ -78,6 +78,8 @@ async def test_requests_are_counted_as_their_clients_saw_them(client: TestClient
 async def test_outcomes(client: TestClient, backend: ScriptedBackend) -> None:
     backend.script = [Accepted("", 100), WorkerDiedError("it died")]
     assert (await client.post("/v1/chat/completions", json=CHAT)).status == 500
+    backend.script = [Accepted("", 100), RuntimeError("a bug")]
+    assert (await client.post("/v1/chat/completions", json=CHAT)).status == 500
     backend.refusal = BusyError("full", retry_after=1)
     assert (await client.post("/v1/chat/completions", json=CHAT)).status == 429
     backend.refusal = None
@@ -88,8 +90,8 @@ async def test_outcomes(client: TestClient, backend: ScriptedBackend) -> None:
     async with asyncio.timeout(5):
         await backend.generations[-1].left.wait()
     _text, samples = await scrape(client)
-    for outcome in ("failed", "refused", "left"):
-        assert of(samples, "requests_total", model="demo", outcome=outcome) == 1
+    for outcome, count in (("failed", 2), ("refused", 1), ("left", 1)):
+        assert of(samples, "requests_total", model="demo", outcome=outcome) == count
     assert ("homeprefixd_requests_total", frozenset({("model", "demo"), ("outcome", "finished")})) not in samples
     assert not [name for name, _ in samples if "first_token" in name]
 
