@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, namespace_of, swap, to_le
 from ..prefix.disk import Disk, Pending
-from ..prefix.policy import LeastRecentlyUsed
+from ..prefix.policy import Worth
 from ..prefix.tree import Placed, Record
 
 DESCRIPTION = {"model_sha256": "ab" * 32, "kv_type": "f16"}
@@ -18,7 +18,7 @@ PATH_NODES = 50
 def fill(directory: Path, nodes: int) -> None:
     """Prompts of PATH_NODES blocks, as conversations over shared prefixes."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    disk = Disk(directory, limit=4 << 30, level=0, policy=LeastRecentlyUsed())
+    disk = Disk(directory, limit=4 << 30, level=0, policy=Worth())
     namespace = namespace_of(DESCRIPTION)
     disk.put_namespace(namespace, DESCRIPTION)
     pending: list[Pending] = []

@@ -264,30 +264,30 @@ TABLE_HEAD = (
     "requests",
     "errors",
     "TTFT p50",
-    "p95",
-    "p99",
-    "inter-token p50",
-    "p95",
-    "p99",
-    "longest stall",
+    "TTFT p95",
+    "TTFT p99",
+    "gap p50",
+    "gap p95",
+    "gap p99",
+    "stall",
     "hits",
     "reused",
     "by tier",
-    "prefill t/s",
-    "decode t/s",
-    "output t/s",
+    "prefill/s",
+    "decode/s",
+    "output/s",
 )
 
 RUN_HEAD = (
-    "peak memory",
-    "peak cells",
+    "memory",
+    "cells",
     "evicted hot",
     "evicted warm",
-    "restart: stop",
+    "stop",
     "start",
-    "first 20: TTFT p95",
+    "first 20: p95",
     "client CPU",
-    "sent late p99",
+    "late p99",
 )
 
 
@@ -342,16 +342,20 @@ _DEFINITIONS = """<h2>What the words mean</h2>
 <dl>
 <dt>Time to first token (TTFT)</dt><dd>From a request's first attempt to the first event with output, at the client.
 Failed requests have none and are counted as errors.</dd>
-<dt>Time between tokens</dt><dd>From one event with output to the next of the same reply.</dd>
+<dt>Time between tokens (gap)</dt><dd>From one event with output to the next of the same reply; the longest is the
+stall.</dd>
 <dt>Percentiles</dt><dd>Linear interpolation between the nearest ranks, over all requests or gaps pooled.</dd>
 <dt>Hits, reused</dt><dd>Requests that reused at least a tenth of their prompt; tokens of prompts that were not
 computed. Both as the server tells them.</dd>
-<dt>Prefill, decode</dt><dd>Tokens by time of the server's own timings. Output: tokens received within the plan's
-duration, by that duration.</dd>
+<dt>Prefill, decode, output</dt><dd>Tokens per second. The first two by the server's own timings; output: tokens
+received within the plan's duration, by that duration.</dd>
 <dt>Phases</dt><dd>off: the cache is left alone. cold: started afresh, nothing cached. hot: the same requests again.
 restart: again, after the target's process was ended and started. Nothing is sent to warm up.</dd>
-<dt>First 20</dt><dd>The first requests served after the restart in the middle of the run, counted from when the target
-was back.</dd>
+<dt>Memory, cells</dt><dd>The most that its processes held at any look, each 5 s (PSS: shared memory counts once),
+and the most KV cells in use. Evicted: nodes, by tier.</dd>
+<dt>Stop, start, first 20: p95</dt><dd>How long the restart in the middle took, and the TTFT of the first 20 requests
+served after it, counted from when the target was back.</dd>
+<dt>Client CPU, late</dt><dd>This program's share of one core, and how long after its time a request was sent.</dd>
 </dl>"""
 
 

@@ -29,6 +29,8 @@ ALL = "all"
 FIRST_AFTER_RESTART = 20  # requests
 HIT = 0.1  # of a prompt's tokens
 
+_SERVER_TIMES = ("queue_ms", "restore_ms", "prompt_ms")
+
 P95_BAR, P50_BAR, THROUGHPUT_BAR, RESTART_BAR = 0.5, 1.0, 1.0, 0.1
 """Ours divided by llama-server's, for the household from cold."""
 
@@ -54,6 +56,7 @@ class Summary:
     output_rate: float
     prefill_rate: float | None
     decode_rate: float | None
+    server: dict[str, dict[str, float | None]]  # percentiles of the server's own timings, in ms
 
 
 def summarize(records: Sequence[Record], duration: float) -> Summary:
@@ -85,6 +88,7 @@ def summarize(records: Sequence[Record], duration: float) -> Summary:
         output_rate=sum(_within(record, duration) for record in records) / duration,
         prefill_rate=_rate(records, "prompt_n", "prompt_ms"),
         decode_rate=_rate(records, "predicted_n", "predicted_ms"),
+        server={name: percentiles(_told(records, name)) for name in _SERVER_TIMES if _told(records, name)},
     )
 
 
@@ -93,6 +97,10 @@ def _within(record: Record, duration: float) -> float:
     if not record.arrivals:
         return 0.0
     return record.output_tokens * sum(when < duration for when in record.arrivals) / len(record.arrivals)
+
+
+def _told(records: Iterable[Record], name: str) -> list[float]:
+    return [record.timings[name] for record in records if name in record.timings]
 
 
 def _rate(records: Iterable[Record], count: str, milliseconds: str) -> float | None:

@@ -158,16 +158,11 @@ def _report(document: dict[str, Any], rows: Sequence[Row], json_file: str | None
         Output().line(f"Page: {html_file}")
 
 
-_OPTIONAL = {
-    "p99": 1,
-    "by tier": 2,
-    "inter-token p50": 3,
-    "prefill t/s": 4,
-    "decode t/s": 5,
-    "output t/s": 6,
-    "hits": 7,
-}
-"""Columns of the summary that a narrow terminal leaves out, the lowest number first."""
+_LEFT_OUT = (
+    *("TTFT p99", "by tier", "gap p50", "gap p99", "prefill/s", "decode/s", "hits", "output/s", "gap p95"),
+    *("late p99", "client CPU", "evicted warm", "evicted hot", "cells"),
+)
+"""Columns that a narrow terminal goes without, the first of them first."""
 
 
 def show(output: Output, document: dict[str, Any], rows: Sequence[Row]) -> None:
@@ -179,8 +174,7 @@ def show(output: Output, document: dict[str, Any], rows: Sequence[Row]) -> None:
         f"{workload['name']}, {workload['duration']:g} s, seed {workload['seed']}, scale {workload['scale']:g}, rate"
         f" {workload['rate']:g}: {workload['sessions']} sessions, plan {workload['digest']}"
     )
-    columns = [Column("", flexible=True)]
-    columns += [Column(name, right=name != "by tier", optional=_OPTIONAL.get(name, 0)) for name in TABLE_HEAD]
+    columns = _columns(TABLE_HEAD)
     for one in document["runs"]:
         output.line()
         output.line(f"{one['target']}, {one['phase']}")
@@ -190,11 +184,21 @@ def show(output: Output, document: dict[str, Any], rows: Sequence[Row]) -> None:
         if one["note"]:
             output.line(f"note: {one['note']}")
     output.line()
-    columns = [Column("", flexible=True), *(Column(name, right=True) for name in RUN_HEAD)]
-    output.table(columns, [[f"{one['target']}, {one['phase']}", *run_cells(one)] for one in document["runs"]])
+    output.table(
+        _columns(RUN_HEAD), [[f"{one['target']}, {one['phase']}", *run_cells(one)] for one in document["runs"]]
+    )
     if rows:
         output.line()
         show_rows(output, rows)
+
+
+def _columns(names: Sequence[str]) -> list[Column]:
+    """The first one names the row."""
+    optional = {name: number for number, name in enumerate(_LEFT_OUT, start=1)}
+    return [
+        Column("", flexible=True),
+        *(Column(name, right=name != "by tier", optional=optional.get(name, 0)) for name in names),
+    ]
 
 
 def show_rows(output: Output, rows: Sequence[Row]) -> None:
@@ -216,9 +220,10 @@ def show_rows(output: Output, rows: Sequence[Row]) -> None:
 class Progress:
     """One live line on a terminal, a line each ten seconds in a pipe; to stderr."""
 
-    def __init__(self) -> None:
-        self._line = ProgressLine()
-        self._shown = time.monotonic()
+    def __init__(self, line: ProgressLine | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._line = line or ProgressLine()
+        self._clock = clock
+        self._shown = clock()
 
     def say(self, text: str) -> None:
         """A line that is shown wherever stderr goes."""
@@ -228,8 +233,8 @@ class Progress:
         """Where a run stands."""
         text = progress_text(now)
         self._line.tick(text)
-        if time.monotonic() - self._shown >= PROGRESS_INTERVAL:
-            self._shown = time.monotonic()
+        if self._clock() - self._shown >= PROGRESS_INTERVAL:
+            self._shown = self._clock()
             self._line.show(text)
 
     def clear(self) -> None:

@@ -13,7 +13,10 @@ from aiohttp import web
 from homeprefixd.bench.client import Client, EventParser, Reply, take
 from homeprefixd.errors import RequestError, UnavailableError
 
-STREAM = b": hello\n\ndata: one\n\nevent: x\r\ndata:two\r\n\r\ndata: three\rdata: four\r\rid: 7\n\ndata: five\r\ndata: six\r\n\r\n"
+STREAM = (
+    b": hello\n\ndata: one\n\nevent: x\r\ndata:two\r\n\r\ndata: three\rdata: four\r\r"
+    b"id: 7\n\ndata: five\r\ndata: six\r\n\r\n"
+)
 EVENTS = [b"one", b"two", b"three\nfour", b"five\nsix"]
 
 

@@ -33,6 +33,8 @@ def test_a_summary() -> None:
     assert summary.prefill_rate == pytest.approx(500.0)
     assert summary.decode_rate == pytest.approx(40.0)
     assert summary.output_rate == pytest.approx(3.6)
+    assert list(summary.server) == ["prompt_ms"]
+    assert summary.server["prompt_ms"]["p50"] == 800.0
 
 
 def test_errors_have_no_ttft_and_no_gaps() -> None:
