@@ -7,7 +7,7 @@ source does not give is left out, so that the page lives while the store or a mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +137,15 @@ STORE: tuple[Figure, ...] = (
 """Of the store (`GET /cache/stats`)."""
 
 
+def with_zeros(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A worker that has told its counters leaves out those that are still 0."""
+    counters = worker.get("counters")
+    if not counters:
+        return worker
+    names = [figure.path.removeprefix("counters.") for figure in WORKER if figure.path.startswith("counters.")]
+    return {**worker, "counters": {**dict.fromkeys(names, 0.0), **counters}}
+
+
 class Scrape:
     """One answer: a custom collector over what the sources say now. `stats`: None while the store is away."""
 
@@ -157,7 +166,8 @@ class Scrape:
         for worker, is_loaded in zip(self._workers, loaded, strict=True):
             state.add_metric([str(worker["alias"])], float(is_loaded))
         yield state
-        yield from _families(WORKER, [(("model", str(worker["alias"])), worker) for worker in self._workers])
+        workers = [(("model", str(worker["alias"])), with_zeros(worker)) for worker in self._workers]
+        yield from _families(WORKER, workers)
         up = self._stats is not None
         yield GaugeMetricFamily(PREFIX + "store_up", "Whether the cache's store answers.", value=float(up))
         if self._stats is not None:
@@ -212,7 +222,7 @@ class Scrape:
 
 
 def _families(
-    figures: Iterable[Figure], sources: list[tuple[tuple[str, str] | None, Mapping[str, Any]]]
+    figures: Iterable[Figure], sources: Sequence[tuple[tuple[str, str] | None, Mapping[str, Any]]]
 ) -> Iterator[Metric]:
     """Figures of one kind of source, each with its source's label; what no source gives is left out."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily

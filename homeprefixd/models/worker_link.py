@@ -262,6 +262,7 @@ class WorkerLink:
             "waiting": beat.waiting if beat else 0,
             "cells": beat.cells if beat else 0,
             "cells_used": beat.cells_used if beat else 0,
+            "cells_shared": beat.cells_shared if beat else 0,
             "steps": beat.steps if beat else 0,
             "step_age": round(beat.step_age, 3) if beat else 0.0,
             "counters": dict(beat.counters) if beat else {},

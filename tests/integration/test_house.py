@@ -22,6 +22,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from homeprefixd.api.metrics import STORE, WORKER, with_zeros
 from homeprefixd.bench.household import household_messages
 from homeprefixd.bench.server import Server, free_port, homeprefixd
 from homeprefixd.bench.stream import Answer, ask
@@ -141,6 +142,8 @@ def test_metrics_tell_what_replies_told(server: Server) -> None:
     assert seen["homeprefixd_cache_matched_tokens_total tier=hot"] == reused["hot"]
     assert seen["homeprefixd_cache_lookups_total outcome=hit"] == 2
     stats = settled(server)
+    assert [figure.name for figure in STORE if figure.value(stats) is None] == []
+    assert [figure.name for figure in WORKER if figure.value(with_zeros(stats["daemon"]["workers"][0])) is None] == []
     seen = samples(server)
     assert seen["homeprefixd_cache_bytes tier=warm"] == stats["warm"]["bytes"]
     assert seen["homeprefixd_cache_entries tier=hot"] == stats["hot"]["nodes"] > 10

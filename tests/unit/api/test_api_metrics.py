@@ -109,6 +109,8 @@ async def test_workers_and_the_store(client: TestClient, backend: ScriptedBacken
     assert of(samples, "prefill_tokens_total", model="demo") == 2200
     assert of(samples, "prefill_seconds_total", model="demo") == 9.5
     assert of(samples, "worker_errors_total", model="demo", kind="restore") == 1
+    assert of(samples, "worker_errors_total", model="demo", kind="save") == 0  # not told: none yet
+    assert ("homeprefixd_prefill_tokens_total", frozenset({("model", "other")})) not in samples
     assert of(samples, "worker_restarts_total", model="demo") == 2
     assert of(samples, "store_up") == 1
     assert of(samples, "cache_lookups_total", outcome="hit") == 7
