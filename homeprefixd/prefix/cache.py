@@ -26,7 +26,7 @@ from .codec import Decoder
 from .disk import Disk, Touch
 from .hot import HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
-from .policy import Policy
+from .policy import Evicted, Policy
 from .registry import Registry
 from .session import Session
 from .tree import LockedTable, NodeTable, Placed, Record, Step, is_covered, match, shorter
@@ -93,9 +93,10 @@ class Cache:
         self.disk = disk
         self.lock = threading.RLock()
         self.counters = Counters()
-        self.hot = HotTier(arena, policy, now=clock, on_evict=self._evicted)
+        self.hot = HotTier(arena, policy, now=clock, wall=wall, on_evict=self._evicted)
         self.queue = WriteQueue(write_queue, tail_delay)
         self.touched: dict[bytes, Touch] = {}
+        self.evicted = Evicted()
         self.registry = Registry(disk, self.lock)
         self.namespaces = self.registry.namespaces
         self.warm_state = "ok" if disk else "off"
@@ -301,7 +302,8 @@ class Cache:
         """The node to publish; None if it is known, covered by a longer one, or not as it should be."""
         count = len(new.tokens) // 4
         sound = len(new.tokens) % 4 == 0 and 0 < count <= BLOCK_TOKENS and 0 < new.size <= room
-        if not sound or not self._parent_fits(namespace, new, warm):
+        parent = self._parent(new, warm)
+        if not sound or not self._fits(namespace, new, parent):
             self.counters.refused_nodes += 1
             return None
         key = block_key(new.parent, new.tokens)
@@ -317,18 +319,21 @@ class Cache:
         if count < BLOCK_TOKENS and any(is_covered(table, place) for table in tables):
             self.counters.known_nodes += 1
             return None
-        preview = new.preview[:160]
-        record = Record(key, namespace, new.start, new.size, 0, new.grid, new.kind, new.cost, now, now, 0, preview)
+        preview, cost, hits = new.preview[:160], _cost(new, parent), self.evicted.hits(key)
+        record = Record(key, namespace, new.start, new.size, 0, new.grid, new.kind, cost, now, now, hits, preview)
+        record.path_cost = cost + (parent.record.path_cost if parent is not None else 0.0)
         return Placed(place, record)
 
-    def _parent_fits(self, namespace: bytes, new: NewNode, warm: WarmTable | None) -> bool:
+    def _parent(self, new: NewNode, warm: WarmTable | None) -> Placed | None:
+        hot = self.hot.by_key.get(new.parent)
+        return hot.node if hot else warm.place(new.parent) if warm else None
+
+    def _fits(self, namespace: bytes, new: NewNode, parent: Placed | None) -> bool:
         """Whether the node's parent is known, and ends as a whole block where the node starts."""
         if namespace not in self.namespaces:
             return False
         if new.parent == namespace:
             return new.start == 0
-        hot = self.hot.by_key.get(new.parent)
-        parent = hot.node if hot else warm.place(new.parent) if warm else None
         return (
             parent is not None
             and parent.record.namespace == namespace
@@ -363,6 +368,8 @@ class Cache:
 
     def _evicted(self, hot: HotNode) -> None:
         self.counters.evicted_hot += 1
+        if not hot.warm:
+            self.evicted.add(hot.key, hot.node.record.hits)
         if hot.queued:
             self.counters.dropped_nodes += 1
             self.queue.remove(hot)
@@ -453,3 +460,14 @@ class Cache:
                         raise ValueError(f"hot node {hot.key.hex()} has no parent")
                     if hot.warm and warm is not None and hot.key not in self.hidden and warm.place(hot.key) is None:
                         raise ValueError(f"hot node {hot.key.hex()} is not on disk, as it should be")
+
+
+def _cost(new: NewNode, parent: Placed | None) -> float:
+    """Seconds of prefill that a node saves.
+
+    A reply's own seconds are those of decoding, and those of a node that was computed in part are too few: then it is
+    what its parent costs for as many tokens.
+    """
+    count = len(new.tokens) // 4
+    usual = parent.record.cost / parent.length * count if parent is not None else 0.0
+    return usual if usual > 0 and (new.kind == "reply" or new.cost < usual / 2) else new.cost

@@ -7,10 +7,13 @@ node and its payload appear, and go, in one transaction, and a parent is never m
 from __future__ import annotations
 
 import errno
+import heapq
+import itertools
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +22,23 @@ from typing import Any, NamedTuple
 import lmdb
 import msgspec
 
-from .blocks import FORMAT_VERSION, KEY_BYTES
 from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
 from .directory import DATA
-from .policy import Policy, order_key
+from .policy import ORDER_BYTES, Policy, Rank, order_key, overdue, rank_of
 from .tree import Placed, Record, is_covered, shorter
-from .warm_table import FILES, KEYS, META, NAMESPACES, NODES, ORDER, PAYLOADS, TABLES, WarmTable, decode_record
+from .warm_table import (
+    FILE_FORMAT,
+    FILES,
+    KEYS,
+    META,
+    NAMESPACES,
+    NODES,
+    ORDER,
+    PAYLOADS,
+    TABLES,
+    WarmTable,
+    decode_record,
+)
 
 _FORMAT_KEY = b"format"
 _SUMS_KEY = b"sums"
@@ -95,8 +109,18 @@ class Disk:
     `read_only`: no writer's method may be called, and opening changes nothing.
     """
 
-    def __init__(self, directory: Path, *, limit: int, level: int, policy: Policy, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limit: int,
+        level: int,
+        policy: Policy,
+        read_only: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self.limit = limit
+        self._wall = wall
         self.read_only = read_only
         self.batch_bytes = max(1 << 20, min(_BATCH, limit // 16))
         self._file = directory / DATA
@@ -150,14 +174,14 @@ class Disk:
                 raise UnreadableError("it is empty")
             with self._env.begin(write=True) as txn:
                 meta = self._env.open_db(META, txn=txn)
-                txn.put(_FORMAT_KEY, str(FORMAT_VERSION).encode(), db=meta)
+                txn.put(_FORMAT_KEY, FILE_FORMAT, db=meta)
             return
         meta = self._env.open_db(META)
         with self._env.begin() as txn:
             found = txn.get(_FORMAT_KEY, db=meta)
-        if found != str(FORMAT_VERSION).encode():
+        if found != FILE_FORMAT:
             raise UnreadableError(
-                f"its format is {(found or b'unknown').decode(errors='replace')}, not {FORMAT_VERSION}"
+                f"its format is {(found or b'unknown').decode(errors='replace')}, not {FILE_FORMAT.decode()}"
             )
 
     def close(self) -> None:
@@ -276,13 +300,19 @@ class Disk:
         old = table.get(node.tree_key)
         if old is not None:
             self._delete(txn, Placed(node.tree_key, old), sums)
+        above = table.place(parent)
+        if above is not None:
+            txn.delete(self._order_row(above), db=self._tables[ORDER])  # it is no leaf any more
         size = 0
         for number in range(piece_count(len(payload))):
             piece = self._encoder.encode(key, number, payload[number * PIECE : (number + 1) * PIECE])
             txn.put(_piece_key(key, number), piece, db=self._tables[PAYLOADS])
             size += len(piece)
         record = msgspec.structs.replace(node.record, stored=size)
-        self._put_record(txn, Placed(node.tree_key, record))
+        placed = Placed(node.tree_key, record)
+        self._put_record(txn, placed)
+        if not table.has_children(key):
+            txn.put(self._order_row(placed), b"", db=self._tables[ORDER])
         txn.put(key, node.tree_key, db=self._tables[KEYS])
         sums.raw += record.size
         sums.stored += size
@@ -298,16 +328,17 @@ class Disk:
         node = self._view(txn).place(key)
         if node is None or touch.last_use <= node.record.last_use:
             return
-        txn.delete(self._order_row(node), db=self._tables[ORDER])
+        is_leaf = txn.delete(self._order_row(node), db=self._tables[ORDER])
         node.record.last_use = touch.last_use
         node.record.hits += touch.hits
         self._put_record(txn, node)
+        if is_leaf:
+            txn.put(self._order_row(node), b"", db=self._tables[ORDER])
 
     def lacks(self, need: int) -> int:
         """Bytes that must go before `need` more bytes of payload fit the budget, with a reserve; at most 0 if none."""
-        reserve = min(2 * self.batch_bytes, self.limit // 8)
         limit = self.limit if self._ceiling is None else min(self.limit, self._ceiling)
-        return self.used() + need + reserve - limit
+        return self.used() + need + min(2 * self.batch_bytes, limit // 8) - limit
 
     def make_room(self, need: int, may_evict: Callable[[bytes], bool], gone: list[Placed]) -> None:
         """*Writer.* Evict until `need` more bytes of payload fit the budget; what went is added to `gone`.
@@ -324,20 +355,32 @@ class Disk:
             gone += victims
 
     def _victims(self, need: int, may_evict: Callable[[bytes], bool]) -> list[Placed]:
+        """Leaves, and nodes that become leaves by their going, in the order of going."""
         chosen: dict[bytes, Placed] = {}
         size = 0
+        now = self._wall()
         with self._env.begin() as txn:
             table = self._view(txn)
-            for row in txn.cursor(self._tables[ORDER]).iternext(keys=True, values=False):
-                node = table.place(row[-KEY_BYTES:])
-                if node is None or any(child.record.key not in chosen for child in table.children(node.record.key)):
-                    continue
-                if not may_evict(node.record.key):
+            first: list[tuple[float, int, bytes, Iterator[bytes] | None]] = []  # a heap
+            count = itertools.count()
+
+            def wait(order_key: bytes, rows: Iterator[bytes] | None) -> None:
+                heapq.heappush(first, (-overdue(rank_of(order_key), now), next(count), order_key, rows))
+
+            for rows in table.leaves_by_level():
+                wait(next(rows), rows)
+            while first and size < need and len(chosen) < _FEW:
+                _overdue, _number, row, more = heapq.heappop(first)
+                if more is not None and (following := next(more, None)) is not None:
+                    wait(following, more)
+                node = table.place(row[ORDER_BYTES:])
+                if node is None or node.record.key in chosen or not may_evict(node.record.key):
                     continue
                 chosen[node.record.key] = node
                 size += -(-node.record.stored // _PAGE) * _PAGE
-                if size >= need or len(chosen) >= _FEW:
-                    break
+                above = table.place(node.parent)
+                if above is not None and all(c.record.key in chosen for c in table.children(above.record.key)):
+                    wait(self._order_row(above), None)
         return list(chosen.values())
 
     def remove(self, nodes: Sequence[Placed]) -> None:
@@ -345,12 +388,13 @@ class Disk:
         for at in range(0, len(nodes), _FEW):
             self._remove_few(nodes[at : at + _FEW])
 
-    def _remove_few(self, nodes: Iterable[Placed]) -> None:
+    def _remove_few(self, nodes: Sequence[Placed]) -> None:
         sums = self.sums.copy()
+        going = {node.record.key for node in nodes}
 
         def delete(txn: Any) -> None:
             for node in nodes:
-                self._delete(txn, node, sums)
+                self._delete(txn, node, sums, going)
             self._put_sums(txn, sums)
 
         self._write(delete)
@@ -374,21 +418,24 @@ class Disk:
 
     def _order_row(self, node: Placed) -> bytes:
         record = node.record
-        rank = self._policy.rank(
-            last_use=record.last_use, end=node.end, size=record.stored, cost=record.cost, hits=record.hits
-        )
-        return order_key(rank) + record.key
+        return order_key(Rank(record.level, max(0.0, record.last_use), -node.end)) + record.key
 
     def _put_record(self, txn: Any, node: Placed) -> None:
-        txn.put(node.tree_key, msgspec.msgpack.encode(node.record), db=self._tables[NODES])
-        txn.put(self._order_row(node), b"", db=self._tables[ORDER])
+        """Its level is written with it, so that its row in ORDER is found whatever the policy is by then."""
+        record = node.record
+        rank = self._policy.rank(
+            last_use=record.last_use, end=node.end, size=record.stored, cost=node.mean_cost, hits=record.hits
+        )
+        record.level = rank.level
+        txn.put(node.tree_key, msgspec.msgpack.encode(record), db=self._tables[NODES])
 
     def _put_sums(self, txn: Any, sums: Sums) -> None:
         txn.put(_SUMS_KEY, msgspec.msgpack.encode(sums), db=self._tables[META])
 
-    def _delete(self, txn: Any, node: Placed, sums: Sums) -> None:
-        """Remove a node as it is stored now (its record may be older than that)."""
-        current = self._view(txn).get(node.tree_key)
+    def _delete(self, txn: Any, node: Placed, sums: Sums, going: AbstractSet[bytes] = frozenset()) -> None:
+        """Remove a node as it is stored now (its record may be older than that). `going`: nodes that go next."""
+        table = self._view(txn)
+        current = table.get(node.tree_key)
         if current is None:
             return
         node = Placed(node.tree_key, current)
@@ -398,6 +445,10 @@ class Disk:
         txn.delete(self._order_row(node), db=self._tables[ORDER])
         txn.delete(key, db=self._tables[KEYS])
         txn.delete(node.tree_key, db=self._tables[NODES])
+        if node.parent not in going and not table.has_children(node.parent):
+            above = table.place(node.parent)
+            if above is not None:
+                txn.put(self._order_row(above), b"", db=self._tables[ORDER])
         sums.raw -= current.size
         sums.stored -= current.stored
         name = current.namespace.hex()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .arena import Arena, pages
-from .policy import Candidates, Policy, Rank
+from .policy import Candidates, Policy, Rank, overdue
 from .tree import MemoryTable, Placed
 
 
@@ -25,6 +25,7 @@ class HotNode:
     queued: bool = False  # it waits to be written
     children: int = 0  # of it that are hot
     indexed: bool = field(default=True)  # False: it was dropped, and is freed with its last lease
+    offered: bool = field(default=False)  # see policy.Candidates
 
     @property
     def key(self) -> bytes:
@@ -39,8 +40,15 @@ class HotTier:
     """`on_evict` is told of every node that goes because its room was needed."""
 
     def __init__(
-        self, arena: Arena, policy: Policy, *, now: Callable[[], float], on_evict: Callable[[HotNode], None]
+        self,
+        arena: Arena,
+        policy: Policy,
+        *,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        on_evict: Callable[[HotNode], None],
     ) -> None:
+        """`now`: the clock of the arena, `wall`: that of the nodes' last use."""
         self.arena = arena
         self.table = MemoryTable()
         self.by_key: dict[bytes, HotNode] = {}
@@ -52,8 +60,9 @@ class HotTier:
         """Grows whenever a node leaves."""
         self._policy = policy
         self._now = now
+        self._wall = wall
         self._on_evict = on_evict
-        self._candidates: Candidates[HotNode] = Candidates(self._rank)
+        self._candidates: Candidates[HotNode] = Candidates(self._rank, wall)
 
     def __len__(self) -> int:
         return len(self.by_key)
@@ -132,7 +141,8 @@ class HotTier:
     def _unwritten(self) -> HotNode | None:
         """The node to go when only those that wait to be written are left: better they than a request that waits."""
         free = [hot for hot in self.by_key.values() if hot.leases == 0 and hot.children == 0]
-        return min(free, key=self._rank_of, default=None)
+        now = self._wall()
+        return max(free, key=lambda hot: overdue(self._rank_of(hot), now), default=None)
 
     def _rank(self, hot: HotNode) -> Rank | None:
         if not hot.indexed or hot.leases or hot.children or (hot.queued and self.keep_queued):
@@ -142,7 +152,7 @@ class HotTier:
     def _rank_of(self, hot: HotNode) -> Rank:
         record = hot.node.record
         return self._policy.rank(
-            last_use=record.last_use, end=hot.node.end, size=record.size, cost=record.cost, hits=record.hits
+            last_use=record.last_use, end=hot.node.end, size=record.size, cost=hot.node.mean_cost, hits=record.hits
         )
 
     def slot_bytes(self) -> int:

@@ -59,7 +59,7 @@ from .arena import Arena
 from .cache import Cache, Lease
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, UnreadableError
-from .policy import LeastRecentlyUsed
+from .policy import Worth
 from .session import Session
 from .threads import Readers, Writer
 
@@ -256,7 +256,7 @@ def open_disk(directory: Directory, *, limit: int, level: int) -> Disk:
         directory.set_aside(problem)
     for _attempt in range(2):
         try:
-            return Disk(directory.path, limit=limit, level=level, policy=LeastRecentlyUsed())
+            return Disk(directory.path, limit=limit, level=level, policy=Worth())
         except UnreadableError as error:
             directory.set_aside(str(error))
         except (DiskFullError, DiskTroubleError) as error:
@@ -270,7 +270,7 @@ def open_to_read(directory: Directory) -> Disk:
     if not problem:
         try:
             size = directory.data.stat().st_size
-            return Disk(directory.path, limit=size, level=0, policy=LeastRecentlyUsed(), read_only=True)
+            return Disk(directory.path, limit=size, level=0, policy=Worth(), read_only=True)
         except (UnreadableError, DiskFullError, DiskTroubleError, OSError) as error:
             problem = str(error)
     raise StoreError(f"{directory.data} cannot be read: {problem}; `serve` would set it aside and begin a new one")
@@ -293,7 +293,7 @@ def run(arguments: argparse.Namespace) -> None:
     cache = Cache(
         Arena(arguments.hot),
         disk,
-        policy=LeastRecentlyUsed(),
+        policy=Worth(),
         write_queue=arguments.write_queue,
         tail_delay=arguments.tail_delay,
         warm_reason="" if disk is not None else "turned off in the configuration (warm = 0)",

@@ -35,6 +35,8 @@ class Record(msgspec.Struct, array_like=True):
     last_use: float  # Unix time, s
     hits: int
     preview: str
+    level: int = 0  # of its rank when it was stored or used last
+    path_cost: float = 0.0  # seconds of prefill from the start of the prompt to its end
 
 
 class Placed(NamedTuple):
@@ -56,6 +58,14 @@ class Placed(NamedTuple):
     def end(self) -> int:
         """Position after its last token."""
         return self.record.start + self.length
+
+    @property
+    def mean_cost(self) -> float:
+        """Seconds of prefill for as many tokens as it has, by the mean of all from the prompt's start.
+
+        The end of a prompt costs more than its beginning, but is of no use without it.
+        """
+        return self.record.path_cost * self.length / self.end
 
 
 class Step(NamedTuple):

@@ -5,21 +5,26 @@ Only names and reading: what changes the file is in `disk.py`.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
 
+from .policy import LAST_USE_END, LEVELS, ORDER_BYTES
 from .tree import Placed, Record
 
 META = b"meta"
 NAMESPACES = b"namespaces"  # namespace -> description as JSON
 NODES = b"nodes"  # tree key -> Record
 KEYS = b"keys"  # node's key -> tree key
-ORDER = b"order"  # policy.order_key || node's key -> nothing; first goes first
+ORDER = b"order"  # policy.order_key || node's key -> nothing; of leaves only: those that may go
 PAYLOADS = b"payloads"  # node's key || piece number, u16 BE -> piece record
 FILES = b"files"  # device, inode, size, mtime -> SHA-256
+FILE_FORMAT = b"2"
+"""In META. A file of another one is not opened."""
+
 TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES)
 
 decode_record = msgspec.msgpack.Decoder(Record).decode
@@ -97,11 +102,42 @@ class WarmTable:
             yield cursor.key()
             there = cursor.next()
 
+    def leaves_by_level(self) -> Iterator[Iterator[bytes]]:
+        """Rows of ORDER (they end with nodes' keys): those of each level, in the order of going."""
+        for level in self._used_levels():
+            yield self._rows(level)
+
     def newest(self, before: bytes | None = None) -> Iterator[bytes]:
-        """Rows of ORDER (they end with nodes' keys), from the one that would go last; those `before` a row."""
+        """Rows of ORDER (they end with nodes' keys), those used last first; `before`: only those after this one."""
+        rows = (self._rows_back(level, before) for level in self._used_levels())
+        yield from heapq.merge(*rows, key=_newness, reverse=True)
+
+    def _used_levels(self) -> Iterator[int]:
         cursor = self._txn.cursor(self._order)
-        there = cursor.prev() if before is not None and cursor.set_range(before) else cursor.last()
-        while there:
+        level = 0
+        while level < LEVELS and cursor.set_range(bytes((level,))):
+            level = cursor.key()[0]
+            yield level
+            level += 1
+
+    def _rows(self, level: int) -> Iterator[bytes]:
+        cursor = self._txn.cursor(self._order)
+        there = cursor.set_range(bytes((level,)))
+        while there and cursor.key()[0] == level:
+            yield cursor.key()
+            there = cursor.next()
+
+    def _rows_back(self, level: int, before: bytes | None) -> Iterator[bytes]:
+        cursor = self._txn.cursor(self._order)
+        end = bytes((level + 1,))
+        if before is not None and level > before[0]:
+            end = bytes((level,)) + before[1:LAST_USE_END]
+        elif before is not None and level < before[0]:  # of equal times the higher level comes first
+            end = bytes((level,)) + before[1:LAST_USE_END] + b"\xff" * ORDER_BYTES
+        elif before is not None:
+            end = before
+        there = cursor.prev() if cursor.set_range(end) else cursor.last()
+        while there and cursor.key()[0] == level:
             yield cursor.key()
             there = cursor.prev()
 
@@ -118,3 +154,7 @@ class WarmTable:
     def _decode(self, value: bytes) -> Record | None:
         record = decode_record(value)
         return None if record.key in self._hidden else record
+
+
+def _newness(row: bytes) -> tuple[bytes, bytes]:
+    return row[1:LAST_USE_END], row

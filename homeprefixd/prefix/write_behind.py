@@ -47,6 +47,8 @@ class WriteBehind:
     def write(self, *, everything: bool) -> float | None:
         """See `Cache.write`."""
         cache = self._cache
+        if everything and self._held_until:
+            self.try_again()  # the last chance
         while True:
             now = cache.clock()
             if cache.out_of_time():
@@ -147,6 +149,8 @@ class WriteBehind:
                 self._cache.show(self._evicting)
             self._evicting.clear()
             self._cache.counters.evicted_warm += len(gone)
+            for node in gone:
+                self._cache.evicted.add(node.record.key, node.record.hits)
             self._cache.left_disk([node.record.key for node in gone], drop=False)
             self._cache.left_disk(covered, drop=True)
             self._cache.counters.superseded += len(covered)
@@ -195,11 +199,9 @@ class WriteBehind:
                 self._hold = min(self._hold * 2, _FULL_SECONDS[1])
         if grew:
             self._free_when_full = self._disk.free_bytes()
-        if full:
-            try:
-                self._disk.hold_at(self._disk.used())
-            except Exception as error:
-                log.debug("the store's size is not known: %s", error)
+            # What the file has is enough for LMDB, which uses its free pages again. Not lowered by a later failure:
+            # each would evict more, for nothing.
+            self._disk.hold_at(self._disk.file_bytes())
 
     def _may_evict(self, key: bytes) -> bool:
         """Whether a node may leave the disk; if so it is hidden from now on."""

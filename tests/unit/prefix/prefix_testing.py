@@ -20,7 +20,7 @@ from homeprefixd.prefix.cache import Cache
 from homeprefixd.prefix.client import StoreClient
 from homeprefixd.prefix.codec import Decoder
 from homeprefixd.prefix.disk import Disk
-from homeprefixd.prefix.policy import LeastRecentlyUsed
+from homeprefixd.prefix.policy import Worth
 from homeprefixd.prefix.session import Session
 
 DESCRIPTION = {"model_sha256": "ab" * 32, "kv_type": "f16"}
@@ -49,11 +49,11 @@ class House:
     def open(self) -> None:
         disk = None
         if self.warm:
-            disk = Disk(self.directory, limit=self.warm, level=1, policy=LeastRecentlyUsed())
+            disk = Disk(self.directory, limit=self.warm, level=1, policy=Worth(), wall=self.tick)
         self.cache = Cache(
             Arena(self.hot),
             disk,
-            policy=LeastRecentlyUsed(),
+            policy=Worth(),
             write_queue=self.write_queue,
             tail_delay=2.0,
             wall=self.tick,

@@ -263,7 +263,7 @@ def test_a_block_whose_way_from_the_root_is_evicted_goes_too(make: Callable[...,
     house.save(PROMPT[:64], size=400_000)
     house.reopen()
     house.save([9])
-    house.save(PROMPT[:128], skip=1)  # the queue is full: it is hot only, and its parent warm only
+    house.save(PROMPT[:128], 400_000, skip=1)  # the queue is full: it is hot only, and its parent warm only
     assert len(house.cache.hot) == 2
     for number in range(30):
         house.save([number] * 64, size=400_000)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, TokensBE, block_key, swap, to_le
 from homeprefixd.prefix.disk import Disk, Pending
-from homeprefixd.prefix.policy import LeastRecentlyUsed
+from homeprefixd.prefix.policy import Worth
 from homeprefixd.prefix.tree import LockedTable, MemoryTable, NodeTable, Placed, Record, is_covered, match, shorter
 
 ROOT = b"r" * 32
@@ -48,7 +48,7 @@ def memory_table(nodes: Mapping[bytes, Record], _directory: Path) -> Iterator[No
 @contextmanager
 def warm_table(nodes: Mapping[bytes, Record], directory: Path) -> Iterator[NodeTable]:
     with tempfile.TemporaryDirectory(dir=directory) as own:
-        disk = Disk(Path(own), limit=64 << 20, level=0, policy=LeastRecentlyUsed())
+        disk = Disk(Path(own), limit=64 << 20, level=0, policy=Worth())
         disk.put_namespace(ROOT, {})
         by_depth = sorted(nodes.items(), key=lambda item: item[1].start)
         disk.store([Pending(Placed(key, node), memoryview(b"0123456789")) for key, node in by_depth], {})
@@ -188,7 +188,7 @@ def test_match_finds_what_a_search_of_everything_finds(
 
 
 @given(st.sets(_tail, max_size=12), _tail)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_shorter_and_covered(name: str, tmp_path: Path, tails: set[Prompt], wanted: Prompt) -> None:
     if name == "warm":  # that table keeps no node that another covers
