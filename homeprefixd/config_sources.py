@@ -48,6 +48,9 @@ _UNITS = {
     for unit, factor in ((f"{letter}iB", 1024**power), (f"{letter}B", 1000**power))
 } | {"": 1, "b": 1}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+MAX_SIZE = 64 << 40
+"""Bytes. A process can map twice as many."""
+
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
@@ -212,7 +215,9 @@ def cache_directory(configured: str, environ: Mapping[str, str]) -> Path:
         return Path(configured).expanduser()
     if environ.get("CACHE_DIRECTORY"):
         return Path(environ["CACHE_DIRECTORY"].split(":")[0])
-    base = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
+    base = environ.get("XDG_CACHE_HOME", "")
+    if not base.startswith("/"):  # a relative one is to be ignored, says the XDG specification
+        base = f"{environ['HOME']}/.cache" if environ.get("HOME") else ""
     if not base:
         raise ConfigError("no cache directory: set cache.dir (or --cache-dir); neither CACHE_DIRECTORY nor HOME is set")
     return Path(base) / "homeprefixd"
@@ -324,7 +329,7 @@ def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> A
         return 0
     match key.kind:
         case "str":
-            return value if isinstance(value, str) else _refuse(origin, key.path, value, "text")
+            return _text(key, value, origin)
         case "choice":
             near = _near(value, key.choices) if isinstance(value, str) else ""
             return value if value in key.choices else _refuse(origin, key.path, value, ", ".join(key.choices) + near)
@@ -334,6 +339,22 @@ def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> A
             return _real(key, value, origin)
         case "size":
             return _size(key, value, origin, percent)
+
+
+def _text(key: Key, value: Any, origin: Origin) -> str:
+    if not isinstance(value, str):
+        _refuse(origin, key.path, value, "text")
+    if "\0" in value or not _is_unicode(value):
+        _refuse(origin, key.path, value, "text in UTF-8 without NUL")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of a command line or an environment that are no UTF-8
+        return False
+    return True
 
 
 def _whole(key: Key, value: Any, origin: Origin) -> int:
@@ -370,10 +391,13 @@ def _size(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> in
             percent[key.path] = float(found[1])
             return 0
         size = parse_size(value)
-        return size if size is not None else _refuse(origin, key.path, value, allowed)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    else:
+        size = value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if size is None:
         _refuse(origin, key.path, value, allowed)
-    return value
+    if size > MAX_SIZE:
+        _refuse(origin, key.path, value, f"at most {MAX_SIZE >> 40}TiB")
+    return size
 
 
 def parse_size(text: str) -> int | None:

@@ -11,18 +11,19 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from . import listen, machine
 from .config import CacheConfig, Config, ServerConfig
 from .config_sources import OWNER_FD, cache_directory
-from .errors import ConfigError
+from .errors import ConfigError, StoreError
 from .models.catalog import Catalog
 from .models.pool import Pool, load_frame, worker_command
 from .models.store_link import StoreLink, StoreSettings
@@ -45,6 +46,12 @@ FLUSH_GRACE = 60.0
 
 HANDLERS_GRACE = 2.0
 """Seconds that HTTP handlers get to say goodbye once their requests have ended."""
+
+EXCEPTION_EVERY = 60.0
+"""Seconds between two reports of the same fault in the event loop."""
+
+DESCRIPTORS = 8192
+"""Descriptors that the daemon asks for."""
 
 WATCHDOG_SLACK = 60.0
 """Seconds beyond the limit at which the pool itself would have killed a silent worker."""
@@ -69,23 +76,56 @@ StateCallback = Callable[[DaemonState], None]
 CreateApp = Callable[["Backend", "CacheAdmin", ServerConfig], "web.Application"]
 
 
-def run(config: Config, *, on_state: StateCallback | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Raises HomeprefixdError (its `exit_code`) if it cannot start."""
-    configure_logging(config.log.level, os.environ)
+def run(config: Config, *, on_state: StateCallback | None = None, log: TextIO | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Raises HomeprefixdError (its `exit_code`) if it cannot start.
+
+    `log`: where log lines go; stderr if it is not given.
+    """
+    configure_logging(config.log.level, os.environ, log or sys.stderr)
+    raise_descriptor_limit()
     return asyncio.run(Daemon(config, os.environ, on_state=on_state).serve())
 
 
-def configure_logging(level: str, environ: MutableMapping[str, str]) -> None:
-    """Log to stderr, for the journal with its priorities and without the time. Leaves loggers alone that are set up."""
+def configure_logging(level: str, environ: MutableMapping[str, str], stream: TextIO) -> None:
+    """Log to `stream`, for the journal with its priorities and without the time. Loggers that are set up stay so."""
     if logging.getLogger().handlers:
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     if environ.get("JOURNAL_STREAM"):
         handler.setFormatter(JournalFormatter("%(name)s: %(message)s"))
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(_is_ours)
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class Throttle:
+    """An event loop's handler for what no task has handled: the same message at most once in `every` seconds.
+
+    asyncio reports a failing accept a hundred times a second, each time with a traceback.
+    """
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self._last: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message, now = str(context.get("message")), loop.time()
+        if now - self._last.get(message, -self._every) < self._every:
+            return
+        if len(self._last) > 100:
+            self._last.clear()
+        self._last[message] = now
+        loop.default_exception_handler(context)
+
+
+def raise_descriptor_limit() -> None:
+    """Clients may have as many connections as the system allows us, not as many as shells are given by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -184,6 +224,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         stop = asyncio.create_task(self._stop.wait())
         life = asyncio.create_task(self._live())
+        loop.set_exception_handler(Throttle(EXCEPTION_EVERY))
         handled = self._handle_signals(loop)
         owner: int | None = None
         try:
@@ -216,7 +257,10 @@ class Daemon:
         self._directory = directory = cache_directory(config.cache.dir, self._environ)
         self._sockets = self._systemd.take_sockets() or listen.bind(config.server)
         spare = spare_memory(catalog)
-        settings = store_settings(config.cache, directory, config.log.level, spare)
+        try:
+            settings = store_settings(config.cache, directory, config.log.level, spare)
+        except OSError as error:
+            raise StoreError(f"{directory}: the cache cannot be kept here: {error.strerror or error}") from error
         self._store = store = StoreLink(self._store_command or settings.command, self._environ)
         self._pool = pool = Pool(
             catalog,
@@ -244,7 +288,7 @@ class Daemon:
     async def _listen(self, app: web.Application) -> None:
         from aiohttp import web
 
-        from .api.connection import Site
+        from .api.connection import Crowd, Site
 
         app.on_response_prepare.append(self._close_while_draining)
         access = logging.getLogger("homeprefixd.access") if self._config.log.level == "debug" else None
@@ -255,9 +299,10 @@ class Daemon:
             shutdown_timeout=HANDLERS_GRACE,
         )
         await runner.setup()
+        crowd = Crowd()
         for sock in self._sockets:
             try:
-                await Site(runner, sock, access_log=access, keepalive_timeout=75.0).start()
+                await Site(runner, sock, crowd, access_log=access, keepalive_timeout=75.0).start()
             except OSError as error:  # another one that had bound it too listens since
                 raise listen.refusal(error, self._config.server.host, self._config.server.port) from error
         self._url = next(filter(None, map(listen.url_of, self._sockets)), "")

@@ -97,7 +97,6 @@ class UnavailableError(HomeprefixdError):
 class WorkerDiedError(UnavailableError):
     """The process that computed this request ended. The request can be sent again; its finished blocks are kept."""
 
-    status = 500
     type = "server_error"
     code = "worker_died"
 

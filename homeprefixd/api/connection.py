@@ -2,6 +2,9 @@
 
 Knows TCP and aiohttp, and of a reply only how to see whether its client still wants it.
 
+Connections that ask nothing cost nothing: who has not sent a request, or not its next piece, within some seconds is
+cut off, and when there are too many, those that wait for nothing go first.
+
 A client may say that it sends no more (`shutdown(SHUT_WR)`, as `nc -N` does) and wait for its reply. To us that is the
 same packet as that of a client that has left: only what we send shows the difference, for the machine of the one that
 left answers it with a reset. So when the end comes while a request is being answered, something is sent that no reply
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -38,10 +42,44 @@ may leave later, and a proxy or tunnel between us notices only with the second t
 PROBE_TIMEOUT_MS = 30_000
 """A client whose machine acknowledges nothing for so long has left (it was switched off, or a firewall is silent)."""
 
+PATIENCE = 30.0
+"""Seconds for the head of a connection's first request, and for each further piece of a request's body."""
+
+MAX_CONNECTIONS = 1024
+"""Open ones, where the system allows so many descriptors."""
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MAX_MESSAGE = 300  # letters of aiohttp's words about broken HTTP
 
+_SPARE_DESCRIPTORS = 48  # for everything else that the daemon opens
+
 logger = logging.getLogger(__name__)
+
+
+class Crowd:
+    """All open connections of a daemon."""
+
+    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
+        """`most`: that may be open at once; fewer where the system allows less."""
+        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = most if soft == resource.RLIM_INFINITY else max(8, min(most, soft - _SPARE_DESCRIPTORS))
+        self._open: dict[Connection, None] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: Connection) -> None:
+        """One that waits for nothing goes, the oldest, or else `connection` itself, when there are too many."""
+        if len(self._open) >= self._most:
+            victim = next((other for other in self._open if not other.is_serving), connection)
+            self.leave(victim)
+            victim.cut_off()
+            if victim is connection:
+                return
+        self._open[connection] = None
+
+    def leave(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
 
 
 class Connection(web.RequestHandler):
@@ -50,11 +88,18 @@ class Connection(web.RequestHandler):
     `probe`, while a reply is or will be a stream: send a comment there if it has begun, and tell whether it has.
     """
 
-    __slots__ = ("_half_open", "_pause", "_received", "_request", "_timer", "_watch", "probe")
+    __slots__ = (
+        "_asked", "_crowd", "_half_open", "_patience", "_pause", "_received", "_request", "_seen", "_timer", "_watch",
+        "probe",
+    )  # fmt: skip
 
-    def __init__(self, manager: web.Server, **options: Any) -> None:
+    def __init__(self, manager: web.Server, crowd: Crowd, **options: Any) -> None:
         """`options`: those of `web.RequestHandler`."""
         super().__init__(manager, **options)
+        self._crowd = crowd
+        self._asked = False  # has it ever sent a request's head?
+        self._seen = -1  # bytes of a request's body at the last look for slow ones
+        self._patience: asyncio.TimerHandle | None = None
         self.probe: Callable[[], bool] | None = None
         self._half_open = False
         self._pause = PROBE_FIRST  # s until the next sign of life
@@ -67,6 +112,7 @@ class Connection(web.RequestHandler):
     def serving(self, request: web.Request) -> Iterator[None]:
         """While `request` is being answered. aiohttp answers a connection's requests one by one."""
         self._request, self._received, self._pause = request, -1, PROBE_FIRST
+        self._asked, self._seen = True, -1
         if self._half_open:
             self._look_in(SETTLE)
         try:
@@ -76,6 +122,32 @@ class Connection(web.RequestHandler):
             if self._half_open:
                 self._look_in(SETTLE)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request of it is being answered."""
+        return self._request is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._patience = asyncio.get_running_loop().call_later(PATIENCE, self._look_for_slow)
+        self._crowd.enter(self)
+
+    def cut_off(self) -> None:
+        """End it, whatever it does."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _look_for_slow(self) -> None:
+        """Has it sent its first request, or more of the one that is being read? aiohttp ends those that sleep later."""
+        content = self._request.content if self._request is not None else None
+        slow = content is not None and not content.is_eof() and content.total_bytes == self._seen
+        if not self._asked or slow:
+            logger.debug("a connection was cut off: nothing came for %.0f s", PATIENCE)
+            self.cut_off()
+            return
+        self._seen = content.total_bytes if content is not None else -1
+        self._patience = asyncio.get_running_loop().call_later(PATIENCE, self._look_for_slow)
+
     def eof_received(self) -> bool | None:  # type: ignore[override]  # a protocol may keep the connection open so
         """The client sends no more. True keeps the connection open for what we have to say."""
         self._half_open = True
@@ -83,8 +155,10 @@ class Connection(web.RequestHandler):
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._patience):
+            if timer is not None:
+                timer.cancel()
+        self._crowd.leave(self)
         self._forget_watch()
         super().connection_lost(exc)
 
@@ -193,9 +267,10 @@ async def connection_middleware(request: web.Request, handler: Handler) -> web.S
 class Site(web.BaseSite):
     """A bound socket that listens for a runner, with our `Connection`. `options`: of `web.RequestHandler`."""
 
-    def __init__(self, runner: web.AppRunner, sock: socket.socket, **options: Any) -> None:
+    def __init__(self, runner: web.AppRunner, sock: socket.socket, crowd: Crowd, **options: Any) -> None:
         super().__init__(runner)
         self._sock = sock
+        self._crowd = crowd
         self._options = options
 
     @property
@@ -210,5 +285,5 @@ class Site(web.BaseSite):
         await super().start()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(server, loop=loop, **self._options), sock=self._sock, backlog=128
+            lambda: Connection(server, self._crowd, loop=loop, **self._options), sock=self._sock, backlog=128
         )

@@ -20,12 +20,17 @@ from .cache import ls, purge, stats
 from .config import config
 from .demo import demo
 from .serve import serve
+from .simulate import simulate
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 BROKEN_PIPE = 141
 """Exit code when the reader of the output has left: 128 + SIGPIPE."""
+
+
+MAX_MESSAGE = 1200
+"""Letters of an error's line."""
 
 
 class ReaderLeftError(Exception):
@@ -58,7 +63,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (serve, demo, stats, ls, purge, config, bench):
+for _command in (serve, demo, stats, ls, purge, config, bench, simulate):
     cli.add_command(_command)
 
 
@@ -78,6 +83,11 @@ def run(arguments: Sequence[str]) -> int:
     except (ReaderLeftError, BrokenPipeError):
         _forget_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        if os.environ.get("HOMEPREFIXD_TRACEBACK") == "1":
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{place}{error.strerror or error}", 1)
     except Exception as error:
         if os.environ.get("HOMEPREFIXD_TRACEBACK") == "1":
             raise
@@ -87,8 +97,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
+    text = " ".join(message.split())
+    if len(text) > MAX_MESSAGE:  # a path may have thousands of letters
+        text = f"{text[: MAX_MESSAGE // 2]} ... {text[-MAX_MESSAGE // 2 :]}"
     with contextlib.suppress(OSError):
-        print(f"homeprefixd: error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"homeprefixd: error: {text}", file=sys.stderr)
     return code
 
 
@@ -105,6 +118,18 @@ def _forget_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _open_standard_streams() -> None:
+    """A program that starts us with one of them closed means that it needs none: as if it were /dev/null."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number, inheritable=True)
+                os.close(descriptor)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  # for as long as the process lives
+
+
 def main() -> None:
     """Entry point of the console script."""
+    _open_standard_streams()
     sys.exit(run(sys.argv[1:]))

@@ -62,7 +62,7 @@ def reach(url: str | None, directory: Path | None) -> Iterator[Cache]:
     if url is not None:
         yield DaemonCache(url)
         return
-    if directory is None or not (directory / STORE_FILE).exists():
+    if directory is None or not os.path.exists(directory / STORE_FILE):
         raise NotFoundError(
             f"there is no cache in {directory}, and no daemon runs on it;"
             " name another directory with --cache-dir, or a daemon with --url"

@@ -31,9 +31,15 @@ def serve(as_json: bool, **given: str | None) -> int:
     """
     loaded = load_settings(given)
     from .. import daemon
+    from ..patient_stream import PatientStream, patient
 
-    reporter = JsonReporter(sys.stdout) if as_json else Reporter(sys.stderr)
-    return daemon.run(loaded.config, on_state=reporter)
+    log = patient(sys.stderr)
+    try:
+        reporter = JsonReporter(sys.stdout) if as_json else Reporter(log)
+        return daemon.run(loaded.config, on_state=reporter, log=log)
+    finally:
+        if isinstance(log, PatientStream):
+            log.drain()
 
 
 class Reporter:

@@ -93,7 +93,7 @@ class Directory:
         self.path = path
         self.data = path / DATA
         self._marker = path / _MARKER
-        if not create and not self.data.exists():
+        if not create and not os.path.exists(self.data):  # False also for a name that cannot be
             raise StoreError(f"{path}: there is no store here; give the directory that `serve` uses with --cache-dir")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -301,3 +301,15 @@ def test_every_setting_can_be_given_by_variable(load: Load) -> None:
         loaded = load(environ={key.variable: str(key.default)})
         assert loaded.origins[path].name == key.variable
         assert getattr(getattr(loaded.config, key.section), key.name) == key.default
+
+
+@pytest.mark.parametrize("key", ["hot", "warm"])
+def test_sizes_that_no_process_can_map_are_refused(load: Load, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cache\.{key} cannot be '65TiB'; allowed: at most 64TiB"):
+        load(f'[cache]\n{key} = "65TiB"\n')
+
+
+@pytest.mark.parametrize("value", ["a\0b", "/x/z\udcff"])
+def test_text_that_no_path_can_be_is_refused(load: Load, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"cache\.dir cannot be .*UTF-8 without NUL"):
+        load(None, {"HOMEPREFIXD_CACHE_DIR": value})

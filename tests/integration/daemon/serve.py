@@ -69,7 +69,7 @@ async def main(config: Config, store: list[str], worker: list[str]) -> int:
 
 if __name__ == "__main__":
     given: list[Any] = [json.loads(argument) for argument in sys.argv[1:]]
-    configure_logging("info", os.environ)
+    configure_logging("info", os.environ, sys.stderr)
     try:
         sys.exit(asyncio.run(main(msgspec.convert(given[0], Config), given[1], given[2])))
     except HomeprefixdError as error:

@@ -23,11 +23,18 @@ STREAM = {**CHAT, "stream": True}
 
 
 @pytest.fixture
-async def address(backend: ScriptedBackend, admin: MemoryAdmin, config: ServerConfig) -> AsyncIterator[tuple[str, int]]:
+def crowd() -> connection.Crowd:
+    return connection.Crowd(8)
+
+
+@pytest.fixture
+async def address(
+    backend: ScriptedBackend, admin: MemoryAdmin, config: ServerConfig, crowd: connection.Crowd
+) -> AsyncIterator[tuple[str, int]]:
     runner = web.AppRunner(create_app(backend, admin, config), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        await connection.Site(runner, sock).start()
+        await connection.Site(runner, sock, crowd).start()
         yield sock.getsockname()
         await runner.cleanup()
 
@@ -267,3 +274,82 @@ async def test_a_sign_of_life_is_given_less_and_less_often(
             received = await reader.read()
     assert 4 <= received.count(b"HTTP/1.1 100 Continue") <= 5  # after 0.05, 0.15, 0.35, 0.65, 0.95 s
     assert last_reply(received)[0] == 200
+
+
+# ------------------------------------------------------------------------------------------------- idle and slow
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the connection's end."""
+    async with asyncio.timeout(5):
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-L"])
+async def test_who_sends_no_request_is_cut_off(
+    address: tuple[str, int], crowd: connection.Crowd, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connection, "PATIENCE", 0.2)
+    async with connected(address) as (reader, writer):
+        writer.write(sent)
+        assert await ended(reader) == b""
+    assert len(crowd) == 0
+
+
+async def test_a_body_may_be_slow_but_must_come(
+    address: tuple[str, int], backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PATIENCE", 0.3)
+    whole = post(CHAT)
+    async with connected(address) as (reader, writer):
+        head, _, body = whole.partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        for at in range(0, len(body), 8):  # takes several times as long as the patience
+            writer.write(body[at : at + 8])
+            await asyncio.sleep(0.15)
+        async with asyncio.timeout(5):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    async with connected(address) as (reader, writer):
+        writer.write(whole[:-5])
+        assert await ended(reader) == b""
+    assert len(backend.generations) == 1
+
+
+async def test_a_long_reply_is_not_slow(
+    address: tuple[str, int], backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PATIENCE", 0.1)
+    backend.script[1:1] = [lambda: asyncio.sleep(0.6)]
+    async with connected(address) as (reader, writer):
+        writer.write(post(CHAT))
+        async with asyncio.timeout(5):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_when_there_are_too_many_the_oldest_that_wait_for_nothing_go(
+    address: tuple[str, int], backend: ScriptedBackend, crowd: connection.Crowd
+) -> None:
+    release = asyncio.Event()
+    backend.script[1:1] = [release.wait]
+    async with contextlib.AsyncExitStack() as stack:
+        reader, writer = await stack.enter_async_context(connected(address))
+        writer.write(post(CHAT))
+        await begun(backend)
+        idle = [await stack.enter_async_context(connected(address)) for _ in range(20)]
+        for _reader, other in idle:
+            other.write(b"GET /hea")
+        other_reader, other = await stack.enter_async_context(connected(address))
+        other.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert (await other_reader.readline()).startswith(b"HTTP/1.1 200")
+        assert len(crowd) == 8
+        assert await ended(idle[0][0]) == b""
+        release.set()
+        async with asyncio.timeout(5):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    async with asyncio.timeout(5):
+        while len(crowd):  # noqa: ASYNC110  # it has no event
+            await asyncio.sleep(0.01)

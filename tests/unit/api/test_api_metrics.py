@@ -77,7 +77,7 @@ async def test_requests_are_counted_as_their_clients_saw_them(client: TestClient
 
 async def test_outcomes(client: TestClient, backend: ScriptedBackend) -> None:
     backend.script = [Accepted("", 100), WorkerDiedError("it died")]
-    assert (await client.post("/v1/chat/completions", json=CHAT)).status == 500
+    assert (await client.post("/v1/chat/completions", json=CHAT)).status == 503
     backend.script = [Accepted("", 100), RuntimeError("a bug")]
     assert (await client.post("/v1/chat/completions", json=CHAT)).status == 500
     backend.refusal = BusyError("full", retry_after=1)

@@ -187,3 +187,38 @@ def test_every_command_prints_json() -> None:
     assert len(commands) >= 7
     for one in commands:
         assert any("--json" in option.opts for option in one.params), one.name
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_closed_standard_streams_are_as_if_null(tmp_path: Path, closed: int) -> None:
+    """A shell's `<&-`, `>&-`, `2>&-`."""
+    redirect = ("<&-", ">&-", "2>&-")[closed]
+    command = f'exec "$0" -m homeprefixd purge --all --cache-dir "$1" {redirect}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 4, done
+    assert "Traceback" not in done.stderr
+    assert "unexpected" not in done.stderr
+    assert ("no daemon runs on it" in done.stderr) == (closed != 2)
+
+
+def test_output_that_cannot_be_written_is_an_error_in_words() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "homeprefixd", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "homeprefixd: error: No space left on device\n"
+
+
+def test_long_errors_are_cut(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "homeprefixd", "stats", "--cache-dir", "/x" * 3000],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 4
+    assert len(done.stderr) < 1300
+    assert done.stderr.startswith("homeprefixd: error: there is no cache in /x/x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -85,7 +85,7 @@ def test_serve_hands_settings_to_the_daemon_and_its_code_back(
 ) -> None:
     seen: list[Config] = []
 
-    def run(config: Config, *, on_state: Callable[[DaemonState], None]) -> int:
+    def run(config: Config, *, on_state: Callable[[DaemonState], None], log: TextIO) -> int:
         seen.append(config)
         on_state(STATES[0])
         if config.server.port == 1:
