@@ -47,7 +47,9 @@ dl { font-size: 0.9rem; } dd { margin: 0 0 0.5rem; color: var(--muted); }
 """
 
 
-def _css() -> str:
+def css() -> str:
+    """The style of a page: colours by number, light and dark."""
+
     def variables(colours: Sequence[str], parts: Sequence[str]) -> str:
         named = [f"--c{n}: {colour};" for n, colour in enumerate(colours)]
         return " ".join([*named, *(f"--p{n}: {colour};" for n, colour in enumerate(parts))])
@@ -95,7 +97,7 @@ class Page:
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-            f"<title>{escape(title)}</title>\n<style>{_css()}</style>\n</head>\n<body>\n"
+            f"<title>{escape(title)}</title>\n<style>{css()}</style>\n</head>\n<body>\n"
             + "\n".join(part for part in body if part)
             + "\n</body>\n</html>\n"
         )

@@ -1,0 +1,88 @@
+"""Request traces without text: who sent which prefix, and when.
+
+The format is that of Mooncake's published traces: one JSON object a line, `timestamp` (ms), `input_length` (tokens) and
+`hash_ids`, one id per 512 tokens, which names those tokens *and* all before them; the last one may be shorter.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import RequestError
+
+TRACE_TOKENS = 512
+"""Tokens of a block of a trace."""
+
+
+class Block(NamedTuple):
+    """Some tokens of a prompt, and with them all before."""
+
+    key: bytes  # 32 bytes, spread evenly, as a node's
+    tokens: int
+
+
+class Arrival(NamedTuple):
+    """One request."""
+
+    at: float  # s
+    blocks: tuple[Block, ...]  # the whole prompt
+
+    @property
+    def tokens(self) -> int:
+        return sum(block.tokens for block in self.blocks)
+
+
+def read_trace(path: Path, block: int = TRACE_TOKENS, limit: int | None = None) -> list[Arrival]:
+    """The requests of a file (`.gz` or plain), at most `limit`, cut into blocks of `block` tokens.
+
+    `block` divides 512 or is a multiple of it: smaller blocks than the trace's own match as those do. Raises
+    RequestError.
+    """
+    if block <= 0 or (TRACE_TOKENS % block and block % TRACE_TOKENS):
+        raise RequestError(
+            f"blocks of {block} tokens do not fit the trace's {TRACE_TOKENS}: give a divisor or a multiple"
+        )
+    found: list[Arrival] = []
+    keys: dict[tuple[bytes, int, int], bytes] = {}
+    for at, length, ids in _lines(path):
+        if limit is not None and len(found) >= limit:
+            break
+        found.append(Arrival(at, tuple(_blocks(length, ids, block, keys))))
+    if not found:
+        raise RequestError(f"{path}: no request is in it")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[float, int, Sequence[int]]]:
+    number = 0
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                if line.strip():
+                    entry = json.loads(line)
+                    length, ids = int(entry["input_length"]), [int(i) for i in entry["hash_ids"]]
+                    if length <= 0 or not 0 <= TRACE_TOKENS * len(ids) - length < TRACE_TOKENS:
+                        raise ValueError(f"{len(ids)} hash_ids for an input_length of {length}")
+                    yield float(entry["timestamp"]) / 1000, length, ids
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{path}:{number}: not a request of a trace: {error!r}") from error
+    except (OSError, EOFError) as error:
+        raise RequestError(f"{path}: cannot be read: {error}") from error
+
+
+def _blocks(length: int, ids: Sequence[int], block: int, keys: dict[tuple[bytes, int, int], bytes]) -> Iterator[Block]:
+    above = b""
+    for start in range(0, length, block):
+        end = min(start + block, length)
+        part = (end - 1) % TRACE_TOKENS if block < TRACE_TOKENS else 0
+        name = (above, ids[(end - 1) // TRACE_TOKENS], part)  # `above`: in case that an id names its tokens only
+        if name not in keys:
+            keys[name] = hashlib.blake2b(repr(name).encode(), digest_size=32).digest()
+        above = keys[name]
+        yield Block(above, end - start)
