@@ -21,7 +21,6 @@ from .config import config
 from .demo import demo
 from .serve import serve
 from .simulate import simulate
-from .simulate import simulate
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
