@@ -55,6 +55,8 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tail_delay: float = 2.0  # seconds that a tail must have stopped growing before it is written
     write_queue: int = 0  # bytes that may wait to be written; 0: half of hot
     salt: str = ""  # another salt, another namespace
+    daily_writes: int = 0  # bytes that may be written to the disk in a day; 0: no bound
+    min_free: int = 0  # bytes of the disk that the cache leaves to others; 0: auto
 
 
 class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

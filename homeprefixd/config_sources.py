@@ -40,8 +40,12 @@ OTHER_VARIABLES: Mapping[str, str] = {
 NO_MODEL = "none"
 """`model.path` of a daemon without a model."""
 
-_SIZES = frozenset({"server.max_body", "cache.hot", "cache.warm", "cache.write_queue"})
-_AUTOMATIC = frozenset({"model.ctx", "model.pool", "model.threads", "cache.hot", "cache.warm", "cache.write_queue"})
+_SIZES = frozenset(
+    {"server.max_body", "cache.hot", "cache.warm", "cache.write_queue", "cache.daily_writes", "cache.min_free"}
+)
+_AUTOMATIC = frozenset(
+    {"model.ctx", "model.pool", "model.threads", "cache.hot", "cache.warm", "cache.write_queue", "cache.min_free"}
+)
 _UNITS = {
     unit.lower(): factor
     for power, letter in enumerate("KMGT", start=1)

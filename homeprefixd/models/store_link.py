@@ -71,6 +71,8 @@ class StoreSettings:
     tail_delay: float
     write_queue: int
     log_level: str
+    daily_writes: int = 0
+    min_free: int = 0
 
     def command(self, descriptor: int) -> list[str]:
         """Its command line; `descriptor` is its end of the daemon's connection."""
@@ -83,6 +85,8 @@ class StoreSettings:
             *("--compression", str(self.compression)),
             *("--tail-delay", str(self.tail_delay)),
             *("--write-queue", str(self.write_queue)),
+            *("--daily-writes", str(self.daily_writes)),
+            *("--min-free", str(self.min_free)),
             *("--log-level", self.log_level),
         )
 

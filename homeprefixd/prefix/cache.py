@@ -57,6 +57,7 @@ class Counters:
     known_nodes: int = 0  # committed again, or covered by a longer one
     refused_nodes: int = 0  # committed without a parent or not as they should be
     dropped_nodes: int = 0  # not written: the queue or the budget was full
+    spared_nodes: int = 0  # of those: as much was written in a day as may be
     evicted_hot: int = 0
     evicted_warm: int = 0
     superseded: int = 0
@@ -73,7 +74,7 @@ class Counters:
 class Cache:
     """`disk` is None where the warm tier is off; `warm_reason` says why. `write_queue` in bytes, `tail_delay` in s.
 
-    `wake` is called, from any thread, when there is something for the writer to do.
+    `daily_writes` in bytes, 0 for no bound. `wake` is called, from any thread, when the writer has something to do.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Cache:
         policy: Policy,
         write_queue: int,
         tail_delay: float,
+        daily_writes: int = 0,
         warm_reason: str = "",
         wake: Callable[[], None] = lambda: None,
         wall: Callable[[], float] = time.time,
@@ -97,6 +99,7 @@ class Cache:
         self.queue = WriteQueue(write_queue, tail_delay)
         self.touched: dict[bytes, Touch] = {}
         self.evicted = Evicted()
+        self.daily_writes = daily_writes
         self.registry = Registry(disk, self.lock)
         self.namespaces = self.registry.namespaces
         self.warm_state = "ok" if disk else "off"
@@ -104,7 +107,7 @@ class Cache:
         self.loaded = threading.Condition(self.lock)
         """Notified when a load ends."""
         self.wake = wake
-        self._wall = wall
+        self.wall = wall
         self.clock = clock
         self.sessions: set[Session] = set()
         self.loading: dict[bytes, int] = {}  # node's key -> bytes
@@ -115,7 +118,7 @@ class Cache:
         self.deadline: float | None = None
         """By `clock`: when the writer must be done, because the process ends."""
         self._loading = Loading(self, disk)
-        self._behind = WriteBehind(self, disk) if disk is not None and not disk.read_only else None
+        self._behind = WriteBehind(self, disk, daily_writes) if disk is not None and not disk.read_only else None
 
     # -------------------------------------------------------------------------------------------- any thread
 
@@ -160,7 +163,7 @@ class Cache:
         state = self._state()
         found = self._match_unlocked(namespace, wanted, limit, exact) if self.disk is not None else None
         lease = Lease([], [])
-        now = self._wall()
+        now = self.wall()
         with self.lock:
             if found is None or state != self._state():  # what was read meanwhile is in the page cache now
                 found = self._match(namespace, wanted, limit, exact)
@@ -269,7 +272,7 @@ class Cache:
     def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode]) -> None:
         self._read_ahead(nodes)
         with self.view() as (tables, warm):
-            now = self._wall()
+            now = self.wall()
             for new in nodes:
                 room = session.reserved.pop(new.offset, None)
                 if room is None:
@@ -382,6 +385,25 @@ class Cache:
         Returns the seconds after which it wants to be called again; None if it waits for nothing.
         """
         return self._behind.write(everything=everything) if self._behind is not None else None
+
+    def requeue(self) -> None:
+        """*Writer.* What is in RAM only and does not wait to be written waits again, as far as there is room."""
+        with self.lock:
+            for hot in sorted(self.hot.by_key.values(), key=lambda hot: hot.node.end):
+                if not hot.warm and not hot.queued and hot in self.queue.add(hot, self.clock()):
+                    break
+
+    def resize(self, limit: int) -> int:
+        """*Writer.* Have another budget of disk from now on, in bytes; the store shrinks to it in steps.
+
+        Returns what it is: at most what the file was opened for.
+        """
+        if self.disk is None or self._behind is None:
+            return 0
+        self.disk.limit = max(1 << 20, min(limit, self.disk.most))
+        self._behind.shrink()
+        self.wake()
+        return self.disk.limit
 
     def left_disk(self, keys: Sequence[bytes], *, drop: bool) -> None:
         """Nodes are not on disk any more. `drop`: nor shall those copies of them stay that are in RAM."""

@@ -39,12 +39,14 @@ from .warm_table import (
     WarmTable,
     decode_record,
 )
+from .wear import Written
 
 _FORMAT_KEY = b"format"
 _SUMS_KEY = b"sums"
 _PIECE_NUMBER = struct.Struct(">H")
 _PAGE = 4096
 _BATCH = 8 << 20  # bytes of payload in one transaction, which holds them in memory
+_SPARE = 64 << 20  # bytes of the map beyond the budget
 _FEW = 256  # nodes removed in one transaction
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
@@ -75,9 +77,10 @@ class Sums(msgspec.Struct):
     raw: int = 0  # bytes of state
     stored: int = 0  # bytes of piece records
     nodes: dict[str, int] = {}  # by namespace, hex
+    written: Written = msgspec.field(default_factory=Written)
 
     def copy(self) -> Sums:
-        return Sums(self.raw, self.stored, dict(self.nodes))
+        return Sums(self.raw, self.stored, dict(self.nodes), self.written.copy())
 
 
 class Touch(NamedTuple):
@@ -103,7 +106,8 @@ class Stored(NamedTuple):
 
 
 class Disk:
-    """The open file. `limit`: bytes that its tables may take. `level`: zstd's, 0 for none.
+    """The open file. `limit`: bytes that its tables may take. `level`: zstd's, 0 for none. `min_free`: bytes of the
+    filesystem that it does not grow into.
 
     Raises UnreadableError if the file must be set aside, DiskFullError or DiskTroubleError if it cannot be opened now.
     `read_only`: no writer's method may be called, and opening changes nothing.
@@ -117,9 +121,11 @@ class Disk:
         level: int,
         policy: Policy,
         read_only: bool = False,
+        min_free: int = 0,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.limit = limit
+        self._min_free = min_free
         self._wall = wall
         self.read_only = read_only
         self.batch_bytes = max(1 << 20, min(_BATCH, limit // 16))
@@ -130,7 +136,9 @@ class Disk:
         try:
             size = self._file.stat().st_size if self._file.exists() else 0
             # larger than the budget, so that the budget is met by evicting and never by a full map
-            map_size = max(limit + limit // 8 + (64 << 20), size) // _PAGE * _PAGE
+            map_size = max(limit + limit // 8 + _SPARE, size) // _PAGE * _PAGE
+            self.most = (map_size - _SPARE) * 8 // 9
+            """What `limit` can be at most while it is open."""
             self._env = lmdb.open(
                 str(directory),
                 map_size=map_size,
@@ -277,6 +285,8 @@ class Disk:
                 self._put_node(txn, node, payload, sums, stored)
             for key, touch in touches.items():
                 self._touch(txn, key, touch)
+            if stored.written:
+                sums.written.add(sum(stored.written.values()), len(stored.written), self._wall())
             self._put_sums(txn, sums)
 
         self._write(put)
@@ -337,8 +347,15 @@ class Disk:
 
     def lacks(self, need: int) -> int:
         """Bytes that must go before `need` more bytes of payload fit the budget, with a reserve; at most 0 if none."""
-        limit = self.limit if self._ceiling is None else min(self.limit, self._ceiling)
+        limit = self.limit_now()
         return self.used() + need + min(2 * self.batch_bytes, limit // 8) - limit
+
+    def limit_now(self) -> int:
+        """The budget, or less where the disk has no more, or what it has is left to others."""
+        limit = self.limit if self._ceiling is None else min(self.limit, self._ceiling)
+        if self._min_free:
+            limit = min(limit, self.file_bytes() + max(0, self.free_bytes() - self._min_free))
+        return limit
 
     def make_room(self, need: int, may_evict: Callable[[bytes], bool], gone: list[Placed]) -> None:
         """*Writer.* Evict until `need` more bytes of payload fit the budget; what went is added to `gone`.
@@ -349,10 +366,18 @@ class Disk:
         while (excess := self.lacks(need)) > 0:
             victims = self._victims(min(max(excess, need), self.batch_bytes * 4), may_evict)
             if not victims:
-                kind = BudgetError if self._ceiling is None else DiskFullError
+                kind = BudgetError if self.limit_now() == self.limit else DiskFullError
                 raise kind(f"{need} bytes do not fit beside what must stay, {excess} too many")
             self._remove_few(victims)
             gone += victims
+
+    def shrink(self, may_evict: Callable[[bytes], bool]) -> list[Placed]:
+        """*Writer.* One step towards the budget: what went; nothing once it is met. Raises as `remove`."""
+        excess = self.used() - self.limit
+        victims = self._victims(min(excess, self.batch_bytes * 4), may_evict) if excess > 0 else []
+        if victims:
+            self._remove_few(victims)
+        return victims
 
     def _victims(self, need: int, may_evict: Callable[[bytes], bool]) -> list[Placed]:
         """Leaves, and nodes that become leaves by their going, in the order of going."""

@@ -30,6 +30,17 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
         "file_bytes": disk.file_bytes() if disk is not None else 0,
         "nodes": disk.nodes() if disk is not None else 0,
     }
+    writes: dict[str, Any] = {"today": 0, "total": 0, "nodes": 0, "since": 0.0, "per_day": 0}
+    if sums is not None:
+        now, written = cache.wall(), sums.written
+        writes = {
+            "today": written.on(now),
+            "total": written.total,
+            "nodes": written.nodes,
+            "since": written.since,
+            "per_day": round(written.a_day(now)),
+        }
+    writes["daily_limit"] = cache.daily_writes
     with cache.lock:
         counters = dataclasses.asdict(cache.counters)
         counters["raw_bytes"] = sums.raw if sums is not None else 0
@@ -61,6 +72,7 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             },
             "warm": warm | {"state": cache.warm_state, "reason": cache.warm_reason},
             "queue": {"nodes": len(cache.queue), "bytes": cache.queue.bytes, "limit": cache.queue.limit},
+            "writes": writes,
             "counters": counters,
             "namespaces": namespaces,
         }

@@ -250,13 +250,13 @@ class Connection:
         self._send(Flushed(frame.ticket, len(self._cache.queue)))
 
 
-def open_disk(directory: Directory, *, limit: int, level: int) -> Disk:
+def open_disk(directory: Directory, *, limit: int, level: int, min_free: int = 0) -> Disk:
     """Open the file of a directory; one that is damaged is set aside and a new one begun. Raises StoreError."""
     if directory.was_left_open() and (problem := directory.problem()):
         directory.set_aside(problem)
     for _attempt in range(2):
         try:
-            return Disk(directory.path, limit=limit, level=level, policy=Worth())
+            return Disk(directory.path, limit=limit, level=level, policy=Worth(), min_free=min_free)
         except UnreadableError as error:
             directory.set_aside(str(error))
         except (DiskFullError, DiskTroubleError) as error:
@@ -286,7 +286,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.read_only:
             disk = open_to_read(directory)
         else:
-            disk = open_disk(directory, limit=arguments.warm, level=arguments.compression)
+            disk = open_disk(directory, limit=arguments.warm, level=arguments.compression, min_free=arguments.min_free)
     elif arguments.existing:
         raise StoreError(f"{arguments.cache_dir}: the warm tier is off (warm = 0), there is no store to open")
     writer = Writer()
@@ -296,6 +296,7 @@ def run(arguments: argparse.Namespace) -> None:
         policy=Worth(),
         write_queue=arguments.write_queue,
         tail_delay=arguments.tail_delay,
+        daily_writes=arguments.daily_writes,
         warm_reason="" if disk is not None else "turned off in the configuration (warm = 0)",
         wake=writer.wake,
     )
@@ -321,6 +322,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--compression", type=int, default=1, help="zstd level; 0: none")
     parser.add_argument("--tail-delay", type=float, default=2.0, help="seconds")
     parser.add_argument("--write-queue", type=int, default=0, help="bytes; 0: half of --hot")
+    parser.add_argument("--daily-writes", type=int, default=0, help="bytes to disk in a day; 0: no bound")
+    parser.add_argument("--min-free", type=int, default=0, help="bytes of the disk to leave free")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--existing", action="store_true", help="refuse a directory without a store in it")
     parser.add_argument("--read-only", action="store_true", help="change nothing; refuses to purge; implies --existing")

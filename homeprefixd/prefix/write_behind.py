@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 class WriteBehind:
     """The writer's side of a cache. All methods belong to one thread."""
 
-    def __init__(self, cache: Cache, disk: Disk) -> None:
+    def __init__(self, cache: Cache, disk: Disk, daily_writes: int) -> None:
+        """`daily_writes`: bytes that may be written in a day; 0: no bound."""
         self._cache = cache
         self._disk = disk
         self._evicting: set[bytes] = set()  # of the cache's hidden nodes, those whose room is needed
@@ -43,6 +44,9 @@ class WriteBehind:
         self._look_at = 0.0
         self._free_when_full = 0
         self._touches_written = cache.clock()
+        self._shrinking = True  # the budget may be smaller than it was
+        self._daily_writes = daily_writes
+        self._day_is_over = False  # what may be written in it has been
 
     def write(self, *, everything: bool) -> float | None:
         """See `Cache.write`."""
@@ -57,15 +61,47 @@ class WriteBehind:
                 self.try_again()
             if now < self._retry_at and not everything:
                 return self._retry(now)
+            if self._daily_writes:
+                self._spare_the_disk()
             with cache.lock:
                 batch = self._take(now, everything)
                 touches = self._take_touches(now, bool(batch) or everything)
                 registry = cache.registry
-                busy = batch or touches or cache.repairs or registry.new_namespaces or registry.new_hashes
+                busy = (
+                    self._shrinking
+                    or batch
+                    or touches
+                    or cache.repairs
+                    or registry.new_namespaces
+                    or registry.new_hashes
+                )
             if not busy:
                 return self._next_write(now)
             if not self._write_some(batch, touches):
                 return self._retry(cache.clock())
+
+    def shrink(self) -> None:
+        """The budget may be smaller now."""
+        self._shrinking = True
+
+    def _spare_the_disk(self) -> None:
+        """Let nothing wait once as much was written today as may be; what was left out waits again the next day."""
+        cache = self._cache
+        over = self._disk.sums.written.on(cache.wall()) >= self._daily_writes
+        if over != self._day_is_over:
+            self._day_is_over = over
+            if over:
+                log.warning("cache.daily_writes: %d MiB were written today, no more until tomorrow", _mib(self._disk))
+            else:
+                cache.requeue()
+        if over:
+            with cache.lock:
+                waiting = list(cache.queue)
+                for hot in waiting:
+                    cache.queue.remove(hot)
+                    cache.hot.offer(hot)
+                cache.counters.dropped_nodes += len(waiting)
+                cache.counters.spared_nodes += len(waiting)
 
     def try_again(self) -> None:
         """The disk may have room again: do not wait, and let it grow."""
@@ -132,6 +168,10 @@ class WriteBehind:
         try:
             self._repair()
             self._cache.registry.put(self._disk)
+            if self._shrinking:
+                before = len(gone)
+                gone += self._disk.shrink(self._may_evict)
+                self._shrinking = len(gone) > before
             need = sum(pages(hot.size) for hot in batch)
             if batch and self._disk.lacks(need) > 0:
                 self._disk.store([], touches)  # so that what was used lately does not go
@@ -228,3 +268,7 @@ class WriteBehind:
                 self._cache.repairs.remove(key)
                 self._cache.show((key, *gone))
                 self._cache.left_disk(gone, drop=True)
+
+
+def _mib(disk: Disk) -> int:
+    return disk.sums.written.today >> 20

@@ -36,12 +36,21 @@ class House:
     """A cache over a directory, that can be closed and opened again, and a model's worker in small."""
 
     def __init__(
-        self, directory: Path, *, hot: int = 4 * MIB, warm: int = 64 * MIB, write_queue: int = 64 * MIB
+        self,
+        directory: Path,
+        *,
+        hot: int = 4 * MIB,
+        warm: int = 64 * MIB,
+        write_queue: int = 64 * MIB,
+        daily_writes: int = 0,
+        min_free: int = 0,
     ) -> None:
         self.directory = directory
         self.hot = hot
         self.warm = warm
         self.write_queue = write_queue
+        self.daily_writes = daily_writes
+        self.min_free = min_free
         self.now = 1_000_000.0
         self.decoder = Decoder()
         self.open()
@@ -49,13 +58,16 @@ class House:
     def open(self) -> None:
         disk = None
         if self.warm:
-            disk = Disk(self.directory, limit=self.warm, level=1, policy=Worth(), wall=self.tick)
+            disk = Disk(
+                self.directory, limit=self.warm, level=1, policy=Worth(), min_free=self.min_free, wall=self.tick
+            )
         self.cache = Cache(
             Arena(self.hot),
             disk,
             policy=Worth(),
             write_queue=self.write_queue,
             tail_delay=2.0,
+            daily_writes=self.daily_writes,
             wall=self.tick,
             clock=self.tick,
         )

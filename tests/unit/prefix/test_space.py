@@ -1,0 +1,169 @@
+"""How much is written, and how much room the store takes: in a day, of a disk that others fill, of a smaller budget."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from prefix_testing import MIB, House
+
+from homeprefixd.prefix import listing
+from homeprefixd.prefix.tree import Placed
+from homeprefixd.prefix.wear import DAY, Written
+
+SIZE = 400_000  # of a block; half of it as stored
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., House]]:
+    houses: list[House] = []
+
+    def build(**sizes: int) -> House:
+        houses.append(House(tmp_path, **sizes))
+        return houses[-1]
+
+    yield build
+    for house in houses:
+        house.close()
+
+
+def fill(house: House, prompts: range) -> None:
+    for number in prompts:
+        house.save([number] * 64, SIZE)
+        house.cache.write(everything=True)
+
+
+def there(house: House, prompts: range) -> int:
+    return sum(house.known([number] * 64) == 64 for number in prompts)
+
+
+class TestWear:
+    def test_the_record(self) -> None:
+        written = Written()
+        assert written.a_day(5.0) == 0
+        for day in range(10):
+            for hour in (1, 20):
+                written.add(100, 2, day * DAY + hour * 3600)
+        assert (written.total, written.nodes, written.today) == (2000, 40, 200)
+        assert written.on(9 * DAY + 80_000) == 200
+        assert written.on(10 * DAY) == 0
+        assert 200 <= written.a_day(9 * DAY + 20 * 3600) < 220
+
+    def test_no_more_than_may_be_in_a_day(self, make: Callable[..., House]) -> None:
+        house = make(hot=32 * MIB, daily_writes=2 * MIB)
+        fill(house, range(30))
+        assert house.cache.disk is not None
+        writes = listing.stats(house.cache, store_id="", uptime=0)["writes"]
+        assert 2 * MIB <= writes["today"] < 2 * MIB + SIZE
+        assert writes["today"] == writes["total"] == house.cache.disk.sums.stored
+        assert writes["daily_limit"] == 2 * MIB
+        assert house.cache.counters.spared_nodes == 30 - writes["nodes"] > 0
+        assert len(house.cache.queue) == 0
+        assert there(house, range(30)) == 30  # in RAM
+        house.cache.check_integrity()
+
+    def test_a_restart_begins_no_new_day(self, make: Callable[..., House]) -> None:
+        house = make(hot=32 * MIB, daily_writes=2 * MIB)
+        fill(house, range(15))
+        house.reopen()
+        before = there(house, range(15))
+        fill(house, range(20, 25))
+        house.reopen()
+        assert there(house, range(20, 25)) == 0
+        assert there(house, range(15)) == before
+
+    def test_the_next_day_what_was_left_out_is_written(self, make: Callable[..., House]) -> None:
+        house = make(hot=32 * MIB, daily_writes=2 * MIB)
+        fill(house, range(15))
+        house.now += DAY
+        house.cache.write()
+        house.cache.write(everything=True)
+        house.reopen()
+        assert there(house, range(15)) == 15
+
+
+class TestBudget:
+    def test_a_smaller_one_is_met_in_steps(self, make: Callable[..., House]) -> None:
+        house = make(hot=8 * MIB, warm=32 * MIB)
+        fill(house, range(100))
+        house.restore([0] * 64)
+        house.restore([0] * 64)
+        disk = house.cache.disk
+        assert disk is not None
+        assert disk.used() > 12 * MIB
+        assert house.cache.resize(6 * MIB) == 6 * MIB
+        really, steps = disk._remove_few, []
+
+        def remove_few(nodes: Sequence[Placed]) -> None:
+            found: list[int] = []
+            other = threading.Thread(target=lambda: found.append(house.known([0] * 64)))
+            other.start()
+            other.join(10)
+            assert found == [64]  # a look-up does not wait for it, and what was used is there
+            steps.append(len(nodes))
+            really(nodes)
+
+        disk._remove_few = remove_few  # type: ignore[method-assign]
+        house.cache.write()
+        assert len(steps) > 1
+        assert disk.used() <= 6 * MIB
+        house.cache.check_integrity()
+        house.reopen()
+        assert there(house, range(1)) == 1
+
+    def test_a_smaller_one_at_the_start(self, make: Callable[..., House]) -> None:
+        house = make(hot=8 * MIB, warm=32 * MIB)
+        fill(house, range(60))
+        house.warm = 4 * MIB
+        house.reopen()
+        house.cache.write()
+        assert house.cache.disk is not None
+        assert house.cache.disk.used() <= 4 * MIB
+        assert 0 < there(house, range(60)) < 20
+
+    def test_a_larger_one_is_taken_as_far_as_the_map_goes(self, make: Callable[..., House]) -> None:
+        house = make(warm=8 * MIB)
+        assert 8 * MIB <= house.cache.resize(1 << 40) <= 9 * MIB
+        assert house.cache.resize(0) == 1 * MIB
+
+    def test_space_is_used_again(self, make: Callable[..., House]) -> None:
+        """The file is no larger than budget + 10 % after 20 x turnover."""
+        house = make(hot=8 * MIB, warm=8 * MIB)
+        fill(house, range(20 * 8 * MIB // (SIZE // 2)))
+        disk = house.cache.disk
+        assert disk is not None
+        assert disk.sums.written.total > 19 * 8 * MIB
+        assert disk.used() <= 8 * MIB
+        assert disk.file_bytes() <= 1.1 * 8 * MIB
+
+
+class TestFloor:
+    def test_what_others_need_is_left_to_them(self, make: Callable[..., House]) -> None:
+        house = make(hot=8 * MIB, warm=64 * MIB, min_free=100 * MIB)
+        disk = house.cache.disk
+        assert disk is not None
+        disk.free_bytes = lambda: 110 * MIB - disk.file_bytes()  # type: ignore[method-assign]
+        fill(house, range(100))
+        assert disk.file_bytes() <= 10 * MIB
+        assert house.cache.warm_state == "ok"  # as with any full budget: what is worth least went
+        assert house.cache.counters.evicted_warm > 0
+        assert there(house, range(95, 100)) == 5
+        disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]
+        fill(house, range(100, 160))
+        assert disk.file_bytes() > 12 * MIB
+
+    def test_without_any_room_it_says_so(self, make: Callable[..., House]) -> None:
+        house = make(hot=8 * MIB, warm=64 * MIB, min_free=100 * MIB)
+        disk = house.cache.disk
+        assert disk is not None
+        disk.free_bytes = lambda: 50 * MIB  # type: ignore[method-assign]
+        fill(house, range(3))
+        assert house.cache.warm_state == "full"
+        assert there(house, range(3)) == 3  # in RAM
+        disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]
+        house.now += 3
+        house.cache.write()
+        assert house.cache.warm_state == "ok"
+        assert disk.nodes() == 3
