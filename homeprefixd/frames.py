@@ -390,6 +390,21 @@ class Flush(Frame):
     ticket: int
 
 
+class Verify(Frame):
+    """Read everything that is stored and check it; the reply comes at the end. One at a time."""
+
+    ticket: int
+    repair: bool = False  # remove what is damaged, with all below it
+    rate: float = 0.0  # bytes a second at most; 0: as fast as it goes
+
+
+class Resize(Frame):
+    """Another budget of disk from now on, in bytes; the store shrinks to it in steps. From the daemon."""
+
+    ticket: int
+    warm: int
+
+
 ToStore = (
     Adopt
     | Hello
@@ -405,6 +420,8 @@ ToStore = (
     | Purge
     | Flush
     | Stop
+    | Verify
+    | Resize
 )
 
 
@@ -511,6 +528,27 @@ class Flushed(Frame):
     pending: int  # nodes that could not be written
 
 
+class Verified(Frame):
+    """`nodes` were read, `bytes` of payload; `damaged` of them are not what was written, `removed` with those below."""
+
+    ticket: int
+    nodes: int
+    bytes: int
+    damaged: int
+    removed: int
+    problems: list[str]  # "id: reason", the first hundred
+    seconds: float
+    complete: bool
+    error: str = ""
+
+
+class Resized(Frame):
+    """The budget that is kept now: at most what the file was opened for."""
+
+    ticket: int
+    warm: int
+
+
 FromStore = (
     Welcome
     | NamespaceOpened
@@ -523,4 +561,6 @@ FromStore = (
     | Prefixes
     | Purged
     | Flushed
+    | Verified
+    | Resized
 )

@@ -118,6 +118,12 @@ class AdminClient:
         self._may_write()
         return self._ask(frames.Flush(next(self._tickets)), frames.Flushed).pending
 
+    def verify(self, *, repair: bool = False, rate: float = 0.0) -> frames.Verified:
+        """Read and check everything; `repair` removes what is damaged. `rate` in bytes a second, 0: no bound."""
+        if repair:
+            self._may_write()
+        return self._ask(frames.Verify(next(self._tickets), repair, rate), frames.Verified)
+
     def close(self) -> None:
         """End the connection, and the store if it was started here: it writes what waits first."""
         self._channel.close()

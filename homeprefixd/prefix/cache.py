@@ -21,15 +21,17 @@ from typing import Any, Literal
 
 from ..frames import NewNode, PlanNode
 from .arena import Arena, pages
-from .blocks import BLOCK_TOKENS, Namespace, TokensBE, block_key, swap
+from .blocks import Namespace, TokensBE, swap
 from .codec import Decoder
+from .committing import Committing
 from .disk import Disk, Touch
+from .disk_file import is_corruption
 from .hot import HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
 from .policy import Evicted, Policy
 from .registry import Registry
 from .session import Session
-from .tree import LockedTable, NodeTable, Placed, Record, Step, is_covered, match, shorter
+from .tree import LockedTable, NodeTable, Record, Step, match
 from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
@@ -74,7 +76,8 @@ class Counters:
 class Cache:
     """`disk` is None where the warm tier is off; `warm_reason` says why. `write_queue` in bytes, `tail_delay` in s.
 
-    `daily_writes` in bytes, 0 for no bound. `wake` is called, from any thread, when the writer has something to do.
+    `daily_writes` in bytes, 0 for no bound. `wake` is called, from any thread, when the writer has something to do;
+    `corrupted` when the file itself is found damaged.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Cache:
         daily_writes: int = 0,
         warm_reason: str = "",
         wake: Callable[[], None] = lambda: None,
+        corrupted: Callable[[], None] = lambda: None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,6 +111,7 @@ class Cache:
         self.loaded = threading.Condition(self.lock)
         """Notified when a load ends."""
         self.wake = wake
+        self._corrupted = corrupted
         self.wall = wall
         self.clock = clock
         self.sessions: set[Session] = set()
@@ -118,6 +123,7 @@ class Cache:
         self.deadline: float | None = None
         """By `clock`: when the writer must be done, because the process ends."""
         self._loading = Loading(self, disk)
+        self._committing = Committing(self, disk)
         self._behind = WriteBehind(self, disk, daily_writes) if disk is not None and not disk.read_only else None
 
     # -------------------------------------------------------------------------------------------- any thread
@@ -176,7 +182,7 @@ class Cache:
                     lease.held[len(lease.plan)] = hot
                     offset = hot.offset
                 if load:
-                    self._touch(record, hot, now)
+                    self.touch(record, hot, now)
                 tier: Literal["hot", "warm"] = "hot" if hot else "warm"
                 lease.places.append(node.tree_key)
                 lease.plan.append(
@@ -226,7 +232,8 @@ class Cache:
             else:
                 self.counters.tokens_matched_warm += node.use
 
-    def _touch(self, record: Record, hot: HotNode | None, now: float) -> None:
+    def touch(self, record: Record, hot: HotNode | None, now: float) -> None:
+        """A node was used. With the lock held."""
         if hot is not None:
             record.last_use = max(now, record.last_use)
             record.hits += 1
@@ -270,100 +277,8 @@ class Cache:
     # ---------------------------------------------------------------------------------------------- committing
 
     def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode]) -> None:
-        self._read_ahead(nodes)
-        with self.view() as (tables, warm):
-            now = self.wall()
-            for new in nodes:
-                room = session.reserved.pop(new.offset, None)
-                if room is None:
-                    self.counters.refused_nodes += 1
-                    continue
-                node = self._admit(namespace, new, room, tables, warm, now)
-                if node is None:
-                    self.arena.free(new.offset, room, self.clock())
-                    continue
-                self.arena.shrink(new.offset, room, new.size, self.clock())
-                self._publish(node, new.offset, warm)
-        self.wake()
-
-    def _read_ahead(self, nodes: Sequence[NewNode]) -> None:
-        """Have in memory what admitting them reads of the disk, so that the lock is not held while it is read."""
-        if self.disk is None:
-            return
-        try:
-            with self.disk.table() as warm:
-                for new in nodes[:1]:
-                    warm.place(new.parent)
-                for new in nodes:
-                    warm.at_or_after(new.parent + swap(new.tokens[: BLOCK_TOKENS * 4]))
-        except Exception as error:
-            log.debug("reading ahead failed: %s", error)
-
-    def _admit(
-        self, namespace: bytes, new: NewNode, room: int, tables: list[NodeTable], warm: WarmTable | None, now: float
-    ) -> Placed | None:
-        """The node to publish; None if it is known, covered by a longer one, or not as it should be."""
-        count = len(new.tokens) // 4
-        sound = len(new.tokens) % 4 == 0 and 0 < count <= BLOCK_TOKENS and 0 < new.size <= room
-        parent = self._parent(new, warm)
-        if not sound or not self._fits(namespace, new, parent):
-            self.counters.refused_nodes += 1
-            return None
-        key = block_key(new.parent, new.tokens)
-        place = new.parent + swap(new.tokens)
-        for table in tables:
-            known = table.get(place)
-            if known is not None:
-                if known.grid or not new.grid:
-                    self._touch(known, self.hot.by_key.get(key), now)
-                    self.counters.known_nodes += 1
-                    return None
-                break
-        if count < BLOCK_TOKENS and any(is_covered(table, place) for table in tables):
-            self.counters.known_nodes += 1
-            return None
-        preview, cost, hits = new.preview[:160], _cost(new, parent), self.evicted.hits(key)
-        record = Record(key, namespace, new.start, new.size, 0, new.grid, new.kind, cost, now, now, hits, preview)
-        record.path_cost = cost + (parent.record.path_cost if parent is not None else 0.0)
-        return Placed(place, record)
-
-    def _parent(self, new: NewNode, warm: WarmTable | None) -> Placed | None:
-        hot = self.hot.by_key.get(new.parent)
-        return hot.node if hot else warm.place(new.parent) if warm else None
-
-    def _fits(self, namespace: bytes, new: NewNode, parent: Placed | None) -> bool:
-        """Whether the node's parent is known, and ends as a whole block where the node starts."""
-        if namespace not in self.namespaces:
-            return False
-        if new.parent == namespace:
-            return new.start == 0
-        return (
-            parent is not None
-            and parent.record.namespace == namespace
-            and parent.length == BLOCK_TOKENS
-            and parent.end == new.start
-        )
-
-    def _publish(self, node: Placed, offset: int, warm: WarmTable | None) -> None:
-        old = self.hot.by_key.get(node.record.key)
-        if old is not None:
-            self.forget_hot(old)
-        for short in list(shorter(self.hot.table, node.tree_key)):
-            hot = self.hot.by_key[short.record.key]
-            if hot.children == 0 and not (hot.warm and warm is not None and warm.has_children(hot.key)):
-                self.forget_hot(hot)
-                self.counters.superseded += not hot.warm  # else it is counted when it leaves the disk
-        hot = HotNode(node, offset, warm=False)
-        self.counters.saved_nodes += 1
-        self.counters.saved_bytes += node.record.size
-        given_up: list[HotNode] = []
-        if self.disk is not None:
-            given_up = self.queue.add(hot, self.clock())
-            self.counters.dropped_nodes += len(given_up)
-        self.hot.insert(hot)
-        for other in given_up:
-            if other is not hot:
-                self.hot.offer(other)
+        """Publish slots that `session` reserved and filled; see `Session.commit`."""
+        self._committing.commit(session, namespace, nodes)
 
     def forget_hot(self, hot: HotNode) -> None:
         self.queue.remove(hot)
@@ -441,10 +356,44 @@ class Cache:
 
     # ---------------------------------------------------------------------------------------------------- faults
 
+    def damaged(self, place: bytes, reason: str) -> int:
+        """A node's payload is not what was written: it and all below it are gone. Returns how many; 0 if none is there.
+
+        The writer removes them from the disk.
+        """
+        return self._loading.damaged(place, reason)
+
+    def discard(self, place: bytes, key: bytes) -> int:
+        """*Writer.* Remove a node whose record cannot be used, and all below it; returns how many went.
+
+        Raises DiskFullError, DiskTroubleError.
+        """
+        if self.disk is None:
+            return 0
+        with self.view() as (_tables, warm):
+            below = warm.subtree(key) if warm is not None else []
+            keys = [node.record.key for node in below]
+            self.hide((*keys, key))
+            self.forget_hot_subtree(key)
+        try:
+            self.disk.remove(below)
+            self.disk.discard(place, key)
+        finally:
+            with self.lock:
+                self.show((*keys, key))
+                self.left_disk((*keys, key), drop=True)
+        return 1 + len(keys)
+
     def trouble(self, what: str, error: Exception) -> None:
         with self.lock:
             self.counters.errors += 1
         log.warning("%s failed: %s", what, error)
+        self.judge(error)
+
+    def judge(self, error: Exception) -> None:
+        """Say so if an error means that the file is damaged."""
+        if is_corruption(error):
+            self._corrupted()
 
     def close(self) -> int:
         """*Writer.* Write what waits, until `deadline`, and close the disk; returns the nodes that were not written.
@@ -482,14 +431,3 @@ class Cache:
                         raise ValueError(f"hot node {hot.key.hex()} has no parent")
                     if hot.warm and warm is not None and hot.key not in self.hidden and warm.place(hot.key) is None:
                         raise ValueError(f"hot node {hot.key.hex()} is not on disk, as it should be")
-
-
-def _cost(new: NewNode, parent: Placed | None) -> float:
-    """Seconds of prefill that a node saves.
-
-    A reply's own seconds are those of decoding, and those of a node that was computed in part are too few: then it is
-    what its parent costs for as many tokens.
-    """
-    count = len(new.tokens) // 4
-    usual = parent.record.cost / parent.length * count if parent is not None else 0.0
-    return usual if usual > 0 and (new.kind == "reply" or new.cost < usual / 2) else new.cost

@@ -98,6 +98,25 @@ class Encoder:
         return self._compressor.compress(high.data)
 
 
+def check(key: bytes, number: int, record: memoryview, size: int) -> tuple[int, int, int]:
+    """Check the record of piece `number` of node `key`, of `size` raw bytes, by its header and checksum.
+
+    Returns its codec and the bytes of its two parts. Raises DamagedError.
+    """
+    if len(record) < _HEADER.size:
+        raise DamagedError(f"piece {number} has {len(record)} bytes, less than its header")
+    magic, codec, zero, stored_number, stored_size, first, second, zero2, checksum = _HEADER.unpack_from(record)
+    if magic != _MAGIC or zero or zero2 or codec not in (RAW, PLANES):
+        raise DamagedError(f"piece {number} does not begin like one")
+    if stored_number != number or stored_size != size:
+        raise DamagedError(f"piece {number} is number {stored_number} of {stored_size} bytes; {size} were expected")
+    if _HEADER.size + first + second != len(record):
+        raise DamagedError(f"piece {number} has {len(record)} bytes, its header says {first} and {second}")
+    if _checksum(key, bytes(record[: _HEADER.size]), record[_HEADER.size :]) != checksum:
+        raise DamagedError(f"piece {number} has a wrong checksum")
+    return codec, first, second
+
+
 class Decoder:
     """Piece records -> raw bytes, checked. One per thread: it owns a decompressor."""
 
@@ -110,17 +129,8 @@ class Decoder:
         `out` is 2-byte aligned. Raises DamagedError, for anything that is not what `encode` made; `out` may then hold
         anything.
         """
-        if len(record) < _HEADER.size:
-            raise DamagedError(f"piece {number} has {len(record)} bytes, less than its header")
-        magic, codec, zero, stored_number, size, first, second, zero2, checksum = _HEADER.unpack_from(record)
-        if magic != _MAGIC or zero or zero2 or codec not in (RAW, PLANES):
-            raise DamagedError(f"piece {number} does not begin like one")
-        if stored_number != number or size != len(out):
-            raise DamagedError(f"piece {number} is number {stored_number} of {size} bytes; {len(out)} were expected")
-        if _HEADER.size + first + second != len(record):
-            raise DamagedError(f"piece {number} has {len(record)} bytes, its header says {first} and {second}")
-        if _checksum(key, bytes(record[: _HEADER.size]), record[_HEADER.size :]) != checksum:
-            raise DamagedError(f"piece {number} has a wrong checksum")
+        codec, first, second = check(key, number, record, len(out))
+        size = len(out)
         body: _Bytes = np.frombuffer(record, np.uint8, offset=_HEADER.size)
         if codec == RAW:
             if first != size or second:

@@ -1,86 +1,55 @@
 """The warm tier: nodes and payloads in LMDB.
 
-One process has the file open. One thread writes (methods marked *writer*); any thread reads, in short transactions. A
-node and its payload appear, and go, in one transaction, and a parent is never missing while a child is there.
+One process has the file open. One thread writes, by the methods here (marked *writer*); any thread reads, in short
+transactions (`disk_file.py`). A node and its payload appear, and go, in one transaction, and a parent is never missing
+while a child is there.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import heapq
 import itertools
 import json
-import os
-import struct
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
 import msgspec
 
-from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
-from .directory import DATA
-from .policy import ORDER_BYTES, Policy, Rank, order_key, overdue, rank_of
-from .tree import Placed, Record, is_covered, shorter
-from .warm_table import (
-    FILE_FORMAT,
-    FILES,
-    KEYS,
-    META,
-    NAMESPACES,
-    NODES,
-    ORDER,
-    PAYLOADS,
-    TABLES,
-    WarmTable,
-    decode_record,
+from .codec import PIECE, piece_count
+from .disk_file import (
+    PAGE,
+    SUMS_KEY,
+    BudgetError,
+    DiskFile,
+    DiskFullError,
+    DiskTroubleError,
+    MissingError,
+    Sums,
+    UnreadableError,
+    disk_error,
+    piece_key,
 )
-from .wear import Written
+from .policy import ORDER_BYTES, Rank, order_key, overdue, rank_of
+from .tree import Placed, is_covered, shorter
+from .warm_table import FILES, KEYS, META, NAMESPACES, NODES, ORDER, PAYLOADS, WarmTable, decode_record
 
-_FORMAT_KEY = b"format"
-_SUMS_KEY = b"sums"
-_PIECE_NUMBER = struct.Struct(">H")
-_PAGE = 4096
-_BATCH = 8 << 20  # bytes of payload in one transaction, which holds them in memory
-_SPARE = 64 << 20  # bytes of the map beyond the budget
+__all__ = [
+    "BudgetError",
+    "Disk",
+    "DiskFullError",
+    "DiskTroubleError",
+    "MissingError",
+    "Pending",
+    "Stored",
+    "Sums",
+    "Touch",
+    "UnreadableError",
+]
+
 _FEW = 256  # nodes removed in one transaction
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-
-
-class MissingError(Exception):
-    """The node is not in the store (any more)."""
-
-
-class DiskFullError(Exception):
-    """There is no room: on the disk, in the budget or in the map. Nothing was changed."""
-
-
-class BudgetError(DiskFullError):
-    """The budget has no room, and nothing that may be evicted is left."""
-
-
-class DiskTroubleError(Exception):
-    """The disk or the file failed. Nothing was changed."""
-
-
-class UnreadableError(Exception):
-    """The file is damaged, or of another format."""
-
-
-class Sums(msgspec.Struct):
-    """Sums over all nodes, kept with them so that nothing is scanned at start."""
-
-    raw: int = 0  # bytes of state
-    stored: int = 0  # bytes of piece records
-    nodes: dict[str, int] = {}  # by namespace, hex
-    written: Written = msgspec.field(default_factory=Written)
-
-    def copy(self) -> Sums:
-        return Sums(self.raw, self.stored, dict(self.nodes), self.written.copy())
 
 
 class Touch(NamedTuple):
@@ -105,158 +74,8 @@ class Stored(NamedTuple):
     covered: list[bytes]  # not written, or removed: a longer node begins with their tokens
 
 
-class Disk:
-    """The open file. `limit`: bytes that its tables may take. `level`: zstd's, 0 for none. `min_free`: bytes of the
-    filesystem that it does not grow into.
-
-    Raises UnreadableError if the file must be set aside, DiskFullError or DiskTroubleError if it cannot be opened now.
-    `read_only`: no writer's method may be called, and opening changes nothing.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        limit: int,
-        level: int,
-        policy: Policy,
-        read_only: bool = False,
-        min_free: int = 0,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self.limit = limit
-        self._min_free = min_free
-        self._wall = wall
-        self.read_only = read_only
-        self.batch_bytes = max(1 << 20, min(_BATCH, limit // 16))
-        self._file = directory / DATA
-        self._policy = policy
-        self._encoder = Encoder(level)
-        self._ceiling: int | None = None
-        try:
-            size = self._file.stat().st_size if self._file.exists() else 0
-            # larger than the budget, so that the budget is met by evicting and never by a full map
-            map_size = max(limit + limit // 8 + _SPARE, size) // _PAGE * _PAGE
-            self.most = (map_size - _SPARE) * 8 // 9
-            """What `limit` can be at most while it is open."""
-            self._env = lmdb.open(
-                str(directory),
-                map_size=map_size,
-                mode=0o600,
-                max_dbs=len(TABLES),
-                max_spare_txns=8,
-                sync=True,
-                metasync=False,
-                writemap=False,
-                readonly=read_only,
-                lock=not read_only,  # the directory's owner is alone anyway
-            )
-            if not read_only:
-                self._env.reader_check()
-            self._check_format(size == 0)
-            self._tables = {name: self._env.open_db(name, create=not read_only) for name in TABLES}
-        except lmdb.NotFoundError as error:
-            raise UnreadableError("it lacks a table") from error
-        except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
-            raise UnreadableError(str(error)) from error
-        except (lmdb.Error, OSError) as error:
-            raise _disk_error(error, self._file) from error
-        self.namespaces: dict[bytes, dict[str, Any]] = {}
-        """Descriptions by namespace; changed by the writer only."""
-        try:
-            with self._env.begin() as txn:
-                sums = txn.get(_SUMS_KEY, db=self._tables[META])
-                self.sums = msgspec.msgpack.decode(sums, type=Sums) if sums else Sums()
-                for key, text in txn.cursor(self._tables[NAMESPACES]):
-                    self.namespaces[key] = json.loads(text)
-        except (lmdb.Error, ValueError) as error:
-            raise UnreadableError(f"what it says of itself cannot be read: {error}") from error
-
-    def _check_format(self, new: bool) -> None:
-        with self._env.begin() as txn:
-            names = [key for key, _value in txn.cursor()]
-        if META not in names:
-            if not new and names:
-                raise UnreadableError("it is not a store of homeprefixd")
-            if self.read_only:
-                raise UnreadableError("it is empty")
-            with self._env.begin(write=True) as txn:
-                meta = self._env.open_db(META, txn=txn)
-                txn.put(_FORMAT_KEY, FILE_FORMAT, db=meta)
-            return
-        meta = self._env.open_db(META)
-        with self._env.begin() as txn:
-            found = txn.get(_FORMAT_KEY, db=meta)
-        if found != FILE_FORMAT:
-            raise UnreadableError(
-                f"its format is {(found or b'unknown').decode(errors='replace')}, not {FILE_FORMAT.decode()}"
-            )
-
-    def close(self) -> None:
-        """No other thread may use it any more."""
-        self._env.close()
-
-    # ----------------------------------------------------------------------------------------------- any thread
-
-    @contextmanager
-    def table(self, hidden: AbstractSet[bytes] = frozenset()) -> Iterator[WarmTable]:
-        """A view of the nodes as they are now. Keep it open for moments only."""
-        with self._env.begin() as txn:
-            yield self._view(txn, hidden)
-
-    def load(self, tree_key: bytes, out: memoryview, decoder: Decoder) -> Record:
-        """Read a node's payload into `out`, checked. `decoder` is the calling thread's own.
-
-        Raises MissingError if it is not there or not of `len(out)` bytes, DamagedError if it is not what was written,
-        DiskTroubleError.
-        """
-        try:
-            with self._env.begin(buffers=True) as txn:
-                value = txn.get(tree_key, db=self._tables[NODES])
-                record = decode_record(value) if value is not None else None
-                if record is None or record.size != len(out):
-                    raise MissingError
-                for number in range(piece_count(record.size)):
-                    piece = txn.get(_piece_key(record.key, number), db=self._tables[PAYLOADS])
-                    if piece is None:
-                        raise DamagedError(f"piece {number} is missing")
-                    decoder.decode(record.key, number, piece, out[number * PIECE : (number + 1) * PIECE])
-                return record
-        except lmdb.Error as error:
-            raise _disk_error(error, self._file) from error
-
-    def nodes(self) -> int:
-        with self._env.begin() as txn:
-            return int(txn.stat(self._tables[NODES])["entries"])
-
-    def used(self) -> int:
-        """Bytes in the pages of all tables."""
-        with self._env.begin() as txn:
-            stats = [txn.stat(table) for table in self._tables.values()]
-        stats.append(self._env.stat())
-        return sum(s["psize"] * (s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"]) for s in stats)
-
-    def file_bytes(self) -> int:
-        """Bytes that the file takes on the disk."""
-        try:
-            return os.stat(self._file).st_blocks * 512
-        except OSError:
-            return 0
-
-    def free_bytes(self) -> int:
-        """Bytes that the filesystem has left for this user; as much as there can be where it does not say."""
-        try:
-            space = os.statvfs(self._file.parent)
-        except OSError:
-            return 1 << 62
-        return space.f_bavail * space.f_frsize
-
-    def file_hash(self, identity: bytes) -> str:
-        """The remembered SHA-256; "" if there is none."""
-        with self._env.begin() as txn:
-            return (txn.get(identity, db=self._tables[FILES]) or b"").decode()
-
-    # --------------------------------------------------------------------------------------------------- writer
+class Disk(DiskFile):
+    """The open file, with what its one writer does."""
 
     def put_namespace(self, namespace: bytes, description: Mapping[str, Any]) -> None:
         """*Writer.* Keep a description. Raises DiskFullError, DiskTroubleError."""
@@ -316,7 +135,7 @@ class Disk:
         size = 0
         for number in range(piece_count(len(payload))):
             piece = self._encoder.encode(key, number, payload[number * PIECE : (number + 1) * PIECE])
-            txn.put(_piece_key(key, number), piece, db=self._tables[PAYLOADS])
+            txn.put(piece_key(key, number), piece, db=self._tables[PAYLOADS])
             size += len(piece)
         record = msgspec.structs.replace(node.record, stored=size)
         placed = Placed(node.tree_key, record)
@@ -402,7 +221,7 @@ class Disk:
                 if node is None or node.record.key in chosen or not may_evict(node.record.key):
                     continue
                 chosen[node.record.key] = node
-                size += -(-node.record.stored // _PAGE) * _PAGE
+                size += -(-node.record.stored // PAGE) * PAGE
                 above = table.place(node.parent)
                 if above is not None and all(c.record.key in chosen for c in table.children(above.record.key)):
                     wait(self._order_row(above), None)
@@ -425,21 +244,64 @@ class Disk:
         self._write(delete)
         self.sums = sums
 
+    def note_scrub(self, now: float) -> None:
+        """*Writer.* A pass over all has ended at `now` (Unix time, s). Raises DiskFullError, DiskTroubleError."""
+        sums = self.sums.copy()
+        sums.scrubbed = now
+        self._write(lambda txn: self._put_sums(txn, sums))
+        self.sums = sums
+
+    def discard(self, tree_key: bytes, key: bytes) -> None:
+        """*Writer.* Remove what there is of a node that is not as it should be, in all tables, and count all anew.
+
+        Raises DiskFullError, DiskTroubleError.
+        """
+        sums = self.sums.copy()
+
+        def delete(txn: Any) -> None:
+            txn.delete(tree_key, db=self._tables[NODES])
+            if txn.get(key, db=self._tables[KEYS]) == tree_key:
+                txn.delete(key, db=self._tables[KEYS])
+                self._delete_pieces(txn, key)
+            sums.raw = sums.stored = 0
+            sums.nodes.clear()
+            txn.drop(self._tables[ORDER], delete=False)
+            table = self._view(txn)
+            for place, value in txn.cursor(self._tables[NODES]):
+                with contextlib.suppress(msgspec.DecodeError):  # another damaged one, to be discarded yet
+                    self._count(txn, table, Placed(place, decode_record(value)), sums)
+            self._put_sums(txn, sums)
+
+        self._write(delete)
+        self.sums = sums
+
+    def _count(self, txn: Any, table: WarmTable, node: Placed, sums: Sums) -> None:
+        record = node.record
+        sums.raw += record.size
+        sums.stored += record.stored
+        name = record.namespace.hex()
+        sums.nodes[name] = sums.nodes.get(name, 0) + 1
+        if not table.has_children(record.key):
+            txn.put(self._order_row(node), b"", db=self._tables[ORDER])
+
+    def _delete_pieces(self, txn: Any, key: bytes) -> None:
+        cursor = txn.cursor(self._tables[PAYLOADS])
+        there = cursor.set_range(key)
+        while there and cursor.key().startswith(key):
+            there = cursor.delete()
+
     def hold_at(self, ceiling: int | None) -> None:
         """*Writer.* Do not grow beyond `ceiling` bytes, because the disk has no more; None: as the budget says."""
         self._ceiling = ceiling
 
     # ------------------------------------------------------------------------------------------------ internals
 
-    def _view(self, txn: Any, hidden: AbstractSet[bytes] = frozenset()) -> WarmTable:
-        return WarmTable(txn, self._tables, hidden)
-
     def _write(self, change: Callable[[Any], object]) -> None:
         try:
             with self._env.begin(write=True) as txn:
                 change(txn)
         except (lmdb.Error, OSError) as error:
-            raise _disk_error(error, self._file) from error
+            raise disk_error(error, self._file) from error
 
     def _order_row(self, node: Placed) -> bytes:
         record = node.record
@@ -455,7 +317,7 @@ class Disk:
         txn.put(node.tree_key, msgspec.msgpack.encode(record), db=self._tables[NODES])
 
     def _put_sums(self, txn: Any, sums: Sums) -> None:
-        txn.put(_SUMS_KEY, msgspec.msgpack.encode(sums), db=self._tables[META])
+        txn.put(SUMS_KEY, msgspec.msgpack.encode(sums), db=self._tables[META])
 
     def _delete(self, txn: Any, node: Placed, sums: Sums, going: AbstractSet[bytes] = frozenset()) -> None:
         """Remove a node as it is stored now (its record may be older than that). `going`: nodes that go next."""
@@ -466,7 +328,7 @@ class Disk:
         node = Placed(node.tree_key, current)
         key = current.key
         for number in range(piece_count(current.size)):
-            txn.delete(_piece_key(key, number), db=self._tables[PAYLOADS])
+            txn.delete(piece_key(key, number), db=self._tables[PAYLOADS])
         txn.delete(self._order_row(node), db=self._tables[ORDER])
         txn.delete(key, db=self._tables[KEYS])
         txn.delete(node.tree_key, db=self._tables[NODES])
@@ -480,23 +342,3 @@ class Disk:
         sums.nodes[name] = sums.nodes.get(name, 0) - 1
         if sums.nodes[name] <= 0:
             del sums.nodes[name]
-
-
-def _piece_key(key: bytes, number: int) -> bytes:
-    return key + _PIECE_NUMBER.pack(number)
-
-
-def _disk_error(error: Exception, file: Path) -> DiskFullError | DiskTroubleError:
-    code = getattr(error, "code", 0) or getattr(error, "errno", 0)
-    full = isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError)) or code in _FULL
-    if full or (code == errno.EIO and _is_full(file.parent)):  # LMDB says EIO where a write was cut short
-        return DiskFullError(str(error) if full else "the disk is full")
-    return DiskTroubleError(str(error))
-
-
-def _is_full(directory: Path) -> bool:
-    try:
-        space = os.statvfs(directory)
-    except OSError:
-        return False
-    return space.f_bavail * space.f_frsize < _BATCH

@@ -73,6 +73,7 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             "warm": warm | {"state": cache.warm_state, "reason": cache.warm_reason},
             "queue": {"nodes": len(cache.queue), "bytes": cache.queue.bytes, "limit": cache.queue.limit},
             "writes": writes,
+            "verified": sums.scrubbed if sums is not None else 0.0,
             "counters": counters,
             "namespaces": namespaces,
         }

@@ -120,13 +120,13 @@ class Loading:
         lease.held[index] = hot
         return hot.offset
 
-    def damaged(self, place: bytes, reason: str) -> None:
-        """A payload is not what was written: the node and all below it are gone, from now on."""
+    def damaged(self, place: bytes, reason: str) -> int:
+        """A payload is not what was written: the node and all below it are gone, from now on. Returns how many."""
         cache = self._cache
         with cache.view() as (_tables, warm):
             record = warm.get(place) if warm is not None else None
             if warm is None or record is None:
-                return
+                return 0
             below = [node.record.key for node in warm.subtree(record.key)]
             log.error("a stored block is damaged (%s); it and what follows it will be computed again", reason)
             cache.counters.damaged += 1
@@ -134,3 +134,4 @@ class Loading:
             cache.repairs.append(record.key)
             cache.forget_hot_subtree(record.key)
         cache.wake()
+        return 1 + len(below)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -19,7 +20,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..channel import Channel, ChannelClosedError
@@ -48,10 +49,14 @@ from ..frames import (
     Release,
     Reserve,
     Reserved,
+    Resize,
+    Resized,
     Stats,
     StatsReply,
     Stop,
     ToStore,
+    Verified,
+    Verify,
     Welcome,
 )
 from . import listing, purge
@@ -62,6 +67,7 @@ from .disk import Disk, DiskFullError, DiskTroubleError, UnreadableError
 from .policy import Worth
 from .session import Session
 from .threads import Readers, Writer
+from .verifying import SCRUB_RATE, Findings, Scrubber, Verifier
 
 _SEND_SECONDS = 10
 """A client that does not read its answers for so long is given up."""
@@ -81,10 +87,15 @@ log = logging.getLogger(__name__)
 class Service:
     """The parts of a running store."""
 
-    def __init__(self, cache: Cache, writer: Writer) -> None:
+    def __init__(self, cache: Cache, writer: Writer, *, scrub_rate: float = 0.0) -> None:
+        """`scrub_rate`: bytes a second that are verified when nothing else happens; 0: none."""
         self.cache = cache
         self.writer = writer
         self.readers = Readers(cache, _READERS)
+        self.verifier = Verifier(cache, writer.submit)
+        self.scrubber = Scrubber(cache, self.verifier, writer.submit, rate=scrub_rate)
+        self.ending = threading.Event()
+        self._verifying: list[threading.Thread] = []
         self.store_id = secrets.token_hex(8)
         self._begin = time.monotonic()
 
@@ -102,9 +113,19 @@ class Service:
         self._clients[client] = thread
         thread.start()
 
+    def verify(self, run: Callable[[], None]) -> None:
+        """Have `run` verify, in a thread of its own."""
+        self._verifying = [thread for thread in self._verifying if thread.is_alive()]
+        self._verifying.append(threading.Thread(target=run, name="verify", daemon=True))
+        self._verifying[-1].start()
+
     def stop(self, seconds: float) -> int:
         """End all clients, write what waits for about `seconds`, close the disk; returns the nodes not written."""
         begin = time.monotonic()
+        self.ending.set()
+        self.scrubber.stop()
+        for verifying in self._verifying:
+            verifying.join()
         for client in self._clients:
             client.end()
         for thread in self._clients.values():
@@ -194,6 +215,10 @@ class Connection:
                 self._service.writer.submit(lambda: self._purge(frame))
             case Flush():
                 self._service.writer.submit(lambda: self._flush(frame))
+            case Verify():
+                self._service.verify(lambda: self._verify(frame))
+            case Resize():
+                self._service.writer.submit(lambda: self._resize(frame))
 
     def _send(self, frame: Frame) -> None:
         """From any thread; a client that is gone is noticed by `serve`."""
@@ -244,6 +269,39 @@ class Connection:
             self._send(Purged(frame.ticket, removed.nodes, removed.bytes))
         except HomeprefixdError as error:
             self._send(Purged(frame.ticket, 0, 0, error.message))
+
+    def _verify(self, frame: Verify) -> None:
+        disk = self._cache.disk
+        error = ""
+        found: Findings | None = Findings()
+        if disk is None:
+            error = f"there is nothing on disk: {self._cache.warm_reason}"
+        elif frame.repair and disk.read_only:
+            error = "the store is open for reading only"
+        else:
+            try:
+                found = self._service.verifier.run(repair=frame.repair, rate=frame.rate, stop=self._service.ending)
+                error = "" if found is not None else "a verification is running already"
+            except DiskTroubleError as trouble:
+                self._cache.trouble("verifying", trouble)
+                error = f"the store's tables cannot be read: {trouble}"
+        done = found or Findings()
+        self._send(
+            Verified(
+                frame.ticket,
+                done.nodes,
+                done.bytes,
+                done.damaged,
+                done.removed,
+                done.problems,
+                done.seconds,
+                done.complete,
+                error,
+            )
+        )
+
+    def _resize(self, frame: Resize) -> None:
+        self._send(Resized(frame.ticket, self._cache.resize(frame.warm) if self._owner else 0))
 
     def _flush(self, frame: Flush) -> None:
         self._cache.write(everything=True)
@@ -299,10 +357,12 @@ def run(arguments: argparse.Namespace) -> None:
         daily_writes=arguments.daily_writes,
         warm_reason="" if disk is not None else "turned off in the configuration (warm = 0)",
         wake=writer.wake,
+        corrupted=_end_at_once,
     )
-    service = Service(cache, writer)
+    service = Service(cache, writer, scrub_rate=arguments.scrub_rate)
     service.readers.start()
     writer.start(cache)
+    service.scrubber.start()
     owner = Connection(service, socket.socket(fileno=arguments.fd), owner=True, name="daemon")
     owner.serve()
     pending = service.stop(owner.grace)
@@ -311,6 +371,12 @@ def run(arguments: argparse.Namespace) -> None:
         log.warning("%d blocks, %d MiB, could not be written before the end: %s", pending, cache.queue.bytes >> 20, why)
     if directory is not None:
         directory.release(clean=not arguments.read_only)
+
+
+def _end_at_once() -> None:
+    """The file is damaged: the next store checks it first, as this one leaves the mark that it was open."""
+    log.error("the store's file is damaged; it is checked when the store starts again")
+    os._exit(1)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -323,6 +389,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tail-delay", type=float, default=2.0, help="seconds")
     parser.add_argument("--write-queue", type=int, default=0, help="bytes; 0: half of --hot")
     parser.add_argument("--daily-writes", type=int, default=0, help="bytes to disk in a day; 0: no bound")
+    parser.add_argument("--scrub-rate", type=float, default=SCRUB_RATE, help="bytes/s to verify when idle; 0: none")
     parser.add_argument("--min-free", type=int, default=0, help="bytes of the disk to leave free")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--existing", action="store_true", help="refuse a directory without a store in it")

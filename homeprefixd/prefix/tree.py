@@ -187,14 +187,14 @@ def match(
     while len(tokens) - at >= BLOCK_BYTES:
         tree_key = parent + tokens[at : at + BLOCK_BYTES]
         record = _first(tables, tree_key, exact)
-        if record is None:
+        if record is None or record.start * 4 != at:  # a damaged record
             break
         steps.append(Step(Placed(tree_key, record), BLOCK_TOKENS))
         parent = record.key
         at += BLOCK_BYTES
     wanted = parent + tokens[at : at + BLOCK_BYTES]
     last = _longest_whole(tables, wanted) if exact else _longest_common(tables, wanted)
-    if last is not None:
+    if last is not None and last.node.record.start * 4 == at:
         steps.append(last)
     return steps
 

@@ -152,7 +152,10 @@ class WarmTable:
         return found[::-1]
 
     def _decode(self, value: bytes) -> Record | None:
-        record = decode_record(value)
+        try:
+            record = decode_record(value)
+        except msgspec.DecodeError:
+            return None  # damaged: as good as gone, until it is verified
         return None if record.key in self._hidden else record
 
 

@@ -224,6 +224,7 @@ class WriteBehind:
                 self._cache.hot.set_keep_queued(self._cache.warm_state == "ok")
                 return
             self._cache.counters.errors += 1
+            self._cache.judge(failure)
             full = isinstance(failure, DiskFullError)
             state = "full" if full else "error"
             if state != self._cache.warm_state:

@@ -1,0 +1,268 @@
+"""The file of the warm tier: opening it, and what any thread may read.
+
+What changes it is in `disk.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+
+from .blocks import KEY_BYTES, block_key, swap
+from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
+from .directory import DATA
+from .policy import Policy
+from .tree import Record
+from .warm_table import FILE_FORMAT, FILES, META, NAMESPACES, NODES, PAYLOADS, TABLES, WarmTable, decode_record
+from .wear import Written
+
+_FORMAT_KEY = b"format"
+SUMS_KEY = b"sums"
+_PIECE_NUMBER = struct.Struct(">H")
+PAGE = 4096
+_BATCH = 8 << 20  # bytes of payload in one transaction, which holds them in memory
+_SPARE = 64 << 20  # bytes of the map beyond the budget
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+
+class MissingError(Exception):
+    """The node is not in the store (any more)."""
+
+
+class DiskFullError(Exception):
+    """There is no room: on the disk, in the budget or in the map. Nothing was changed."""
+
+
+class BudgetError(DiskFullError):
+    """The budget has no room, and nothing that may be evicted is left."""
+
+
+class DiskTroubleError(Exception):
+    """The disk or the file failed. Nothing was changed."""
+
+
+class UnreadableError(Exception):
+    """The file is damaged, or of another format."""
+
+
+class Sums(msgspec.Struct):
+    """Sums over all nodes, kept with them so that nothing is scanned at start."""
+
+    raw: int = 0  # bytes of state
+    stored: int = 0  # bytes of piece records
+    nodes: dict[str, int] = {}  # by namespace, hex
+    written: Written = msgspec.field(default_factory=Written)
+    scrubbed: float = 0.0  # Unix time of the end of the last pass over all, s
+
+    def copy(self) -> Sums:
+        return Sums(self.raw, self.stored, dict(self.nodes), self.written.copy(), self.scrubbed)
+
+
+class DiskFile:
+    """The open file. `limit`: bytes that its tables may take. `level`: zstd's, 0 for none. `min_free`: bytes of the
+    filesystem that it does not grow into.
+
+    Raises UnreadableError if the file must be set aside, DiskFullError or DiskTroubleError if it cannot be opened now.
+    `read_only`: no writer's method may be called, and opening changes nothing.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limit: int,
+        level: int,
+        policy: Policy,
+        read_only: bool = False,
+        min_free: int = 0,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.limit = limit
+        self._min_free = min_free
+        self._wall = wall
+        self.read_only = read_only
+        self.batch_bytes = max(1 << 20, min(_BATCH, limit // 16))
+        self._file = directory / DATA
+        self._policy = policy
+        self._encoder = Encoder(level)
+        self._ceiling: int | None = None
+        try:
+            size = self._file.stat().st_size if self._file.exists() else 0
+            # larger than the budget, so that the budget is met by evicting and never by a full map
+            map_size = max(limit + limit // 8 + _SPARE, size) // PAGE * PAGE
+            self.most = (map_size - _SPARE) * 8 // 9
+            """What `limit` can be at most while it is open."""
+            self._env = lmdb.open(
+                str(directory),
+                map_size=map_size,
+                mode=0o600,
+                max_dbs=len(TABLES),
+                max_spare_txns=8,
+                sync=True,
+                metasync=False,
+                writemap=False,
+                readonly=read_only,
+                lock=not read_only,  # the directory's owner is alone anyway
+            )
+            if not read_only:
+                self._env.reader_check()
+            self._check_format(size == 0)
+            self._tables = {name: self._env.open_db(name, create=not read_only) for name in TABLES}
+        except lmdb.NotFoundError as error:
+            raise UnreadableError("it lacks a table") from error
+        except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+            raise UnreadableError(str(error)) from error
+        except (lmdb.Error, OSError) as error:
+            raise disk_error(error, self._file) from error
+        self.namespaces: dict[bytes, dict[str, Any]] = {}
+        """Descriptions by namespace; changed by the writer only."""
+        try:
+            with self._env.begin() as txn:
+                sums = txn.get(SUMS_KEY, db=self._tables[META])
+                self.sums = msgspec.msgpack.decode(sums, type=Sums) if sums else Sums()
+                for key, text in txn.cursor(self._tables[NAMESPACES]):
+                    self.namespaces[key] = json.loads(text)
+        except (lmdb.Error, ValueError) as error:
+            raise UnreadableError(f"what it says of itself cannot be read: {error}") from error
+
+    def _check_format(self, new: bool) -> None:
+        with self._env.begin() as txn:
+            names = [key for key, _value in txn.cursor()]
+        if META not in names:
+            if not new and names:
+                raise UnreadableError("it is not a store of homeprefixd")
+            if self.read_only:
+                raise UnreadableError("it is empty")
+            with self._env.begin(write=True) as txn:
+                meta = self._env.open_db(META, txn=txn)
+                txn.put(_FORMAT_KEY, FILE_FORMAT, db=meta)
+            return
+        meta = self._env.open_db(META)
+        with self._env.begin() as txn:
+            found = txn.get(_FORMAT_KEY, db=meta)
+        if found != FILE_FORMAT:
+            raise UnreadableError(
+                f"its format is {(found or b'unknown').decode(errors='replace')}, not {FILE_FORMAT.decode()}"
+            )
+
+    def close(self) -> None:
+        """No other thread may use it any more."""
+        self._env.close()
+
+    # ----------------------------------------------------------------------------------------------- any thread
+
+    @contextmanager
+    def table(self, hidden: AbstractSet[bytes] = frozenset()) -> Iterator[WarmTable]:
+        """A view of the nodes as they are now. Keep it open for moments only."""
+        with self._env.begin() as txn:
+            yield self._view(txn, hidden)
+
+    def load(self, tree_key: bytes, out: memoryview, decoder: Decoder) -> Record:
+        """Read a node's payload into `out`, checked. `decoder` is the calling thread's own.
+
+        Raises MissingError if it is not there or not of `len(out)` bytes, DamagedError if it is not what was written,
+        DiskTroubleError.
+        """
+        try:
+            with self._env.begin(buffers=True) as txn:
+                value = txn.get(tree_key, db=self._tables[NODES])
+                try:
+                    record = decode_record(value) if value is not None else None
+                except msgspec.DecodeError as error:
+                    raise DamagedError(f"what is known of it cannot be read: {error}") from error
+                if record is None or record.size != len(out):
+                    raise MissingError
+                if record.key != block_key(tree_key[:KEY_BYTES], swap(tree_key[KEY_BYTES:])):
+                    raise DamagedError("its tokens are not those that it is named by")
+                for number in range(piece_count(record.size)):
+                    piece = txn.get(piece_key(record.key, number), db=self._tables[PAYLOADS])
+                    if piece is None:
+                        raise DamagedError(f"piece {number} is missing")
+                    decoder.decode(record.key, number, piece, out[number * PIECE : (number + 1) * PIECE])
+                return record
+        except lmdb.Error as error:
+            raise disk_error(error, self._file) from error
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Any, Mapping[bytes, Any]]]:
+        """A transaction whose values are views, and the tables: for `checking`. Keep it open for moments only.
+
+        Raises DiskTroubleError.
+        """
+        try:
+            with self._env.begin(buffers=True) as txn:
+                yield txn, self._tables
+        except lmdb.Error as error:
+            raise disk_error(error, self._file) from error
+
+    def nodes(self) -> int:
+        with self._env.begin() as txn:
+            return int(txn.stat(self._tables[NODES])["entries"])
+
+    def used(self) -> int:
+        """Bytes in the pages of all tables."""
+        with self._env.begin() as txn:
+            stats = [txn.stat(table) for table in self._tables.values()]
+        stats.append(self._env.stat())
+        return sum(s["psize"] * (s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"]) for s in stats)
+
+    def file_bytes(self) -> int:
+        """Bytes that the file takes on the disk."""
+        try:
+            return os.stat(self._file).st_blocks * 512
+        except OSError:
+            return 0
+
+    def free_bytes(self) -> int:
+        """Bytes that the filesystem has left for this user; as much as there can be where it does not say."""
+        try:
+            space = os.statvfs(self._file.parent)
+        except OSError:
+            return 1 << 62
+        return space.f_bavail * space.f_frsize
+
+    def file_hash(self, identity: bytes) -> str:
+        """The remembered SHA-256; "" if there is none."""
+        with self._env.begin() as txn:
+            return (txn.get(identity, db=self._tables[FILES]) or b"").decode()
+
+    def _view(self, txn: Any, hidden: AbstractSet[bytes] = frozenset()) -> WarmTable:
+        return WarmTable(txn, self._tables, hidden)
+
+
+def is_corruption(error: BaseException) -> bool:
+    """Whether an error means that the file's own structure is damaged, so that it must be checked and set aside."""
+    kinds = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)
+    return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
+
+
+def piece_key(key: bytes, number: int) -> bytes:
+    """Of a piece in PAYLOADS."""
+    return key + _PIECE_NUMBER.pack(number)
+
+
+def disk_error(error: Exception, file: Path) -> DiskFullError | DiskTroubleError:
+    code = getattr(error, "code", 0) or getattr(error, "errno", 0)
+    full = isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError)) or code in _FULL
+    if full or (code == errno.EIO and _is_full(file.parent)):  # LMDB says EIO where a write was cut short
+        return DiskFullError(str(error) if full else "the disk is full")
+    return DiskTroubleError(str(error))
+
+
+def _is_full(directory: Path) -> bool:
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return False
+    return space.f_bavail * space.f_frsize < _BATCH

@@ -1,0 +1,190 @@
+"""Reading all that is stored, to find what the disk has lost: when somebody asks, and when nothing else happens.
+
+Nothing waits for it: it reads a few nodes in one short transaction, without the cache's lock, at a bounded rate. What
+is damaged goes the same way as when a request finds it, with all below it; what cannot even be read as a node is
+discarded by the writer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .cache import Cache
+from .checking import Checked, Problem, check_some
+from .disk import DiskFullError, DiskTroubleError
+
+SCRUB_RATE = 8 << 20
+"""Bytes a second that are read when nothing else happens."""
+
+SCRUB_EVERY = 7 * 86_400.0
+"""Seconds between the end of one pass over all and the beginning of the next."""
+
+_IDLE_SECONDS = 30.0  # without look-ups and commits, after which scrubbing goes on
+_NAMED = 100  # problems that are named
+
+log = logging.getLogger(__name__)
+
+Submit = Callable[[Callable[[], None]], None]
+"""Runs something in the writer's thread."""
+
+
+@dataclass
+class Findings:
+    """What a pass found."""
+
+    nodes: int = 0
+    bytes: int = 0  # of payload, as stored
+    damaged: int = 0
+    removed: int = 0  # with those below them
+    problems: list[str] = field(default_factory=list)  # "id: reason", the first ones
+    seconds: float = 0.0
+    complete: bool = False
+
+
+class Verifier:
+    """Passes over all nodes of a cache. One at a time."""
+
+    def __init__(self, cache: Cache, submit: Submit) -> None:
+        self._cache = cache
+        self._submit = submit
+        self._running = threading.Lock()
+
+    def run(
+        self,
+        *,
+        repair: bool,
+        rate: float,
+        stop: threading.Event,
+        pause: Callable[[], bool] = lambda: False,
+    ) -> Findings | None:
+        """Read everything, at most `rate` bytes a second (0: as fast as it goes). None if another pass is running.
+
+        `repair`: remove what is damaged. `stop` ends it early; while `pause` says so, it waits.
+        Raises DiskTroubleError if the tables themselves cannot be read.
+        """
+        if not self._running.acquire(blocking=False):
+            return None
+        try:
+            return self._run(repair, rate, stop, pause)
+        finally:
+            self._running.release()
+
+    def _run(self, repair: bool, rate: float, stop: threading.Event, pause: Callable[[], bool]) -> Findings:
+        found = Findings()
+        begin = time.monotonic()
+        at: bytes | None = b""
+        while at is not None and self._cache.disk is not None:
+            while pause() and not stop.is_set():
+                stop.wait(1.0)
+            if stop.is_set():
+                break
+            checked = self._some(at)
+            self._take(checked, found, repair)
+            at = checked.following
+            stop.wait(max(0.001, checked.size / rate if rate else 0.0))
+        found.complete = at is None
+        found.seconds = time.monotonic() - begin
+        return found
+
+    def _some(self, at: bytes) -> Checked:
+        disk = self._cache.disk
+        if disk is None:
+            return Checked(0, 0, [], None)
+        with disk.reading() as (txn, tables):
+            return check_some(txn, tables, at)
+
+    def _take(self, checked: Checked, found: Findings, repair: bool) -> None:
+        found.nodes += checked.nodes
+        found.bytes += checked.size
+        for problem in checked.problems:
+            if problem.key in self._cache.hidden:
+                continue  # it is about to be removed
+            found.damaged += 1
+            if len(found.problems) < _NAMED:
+                found.problems.append(f"{problem.key.hex()[:16]}: {problem.reason}")
+            if repair:
+                found.removed += self._remove(problem)
+
+    def _remove(self, problem: Problem) -> int:
+        """Remove a node and all below it, and wait until it is gone; how many went."""
+        cache = self._cache
+        done = threading.Event()
+        removed = cache.damaged(problem.tree_key, problem.reason) if problem.readable else 0
+
+        def remove() -> None:
+            nonlocal removed
+            try:
+                if not removed and cache.disk is not None:
+                    cache.counters.damaged += 1
+                    log.error("a stored node is damaged (%s); it is removed", problem.reason)
+                    removed = cache.discard(problem.tree_key, problem.key)
+                else:
+                    cache.write()
+            except (DiskFullError, DiskTroubleError) as error:
+                cache.trouble("removing what is damaged", error)
+            finally:
+                done.set()
+
+        self._submit(remove)
+        while not done.wait(0.5) and not cache.out_of_time():
+            pass
+        return removed
+
+
+class Scrubber:
+    """A thread that verifies everything now and then, while nothing else happens."""
+
+    def __init__(
+        self, cache: Cache, verifier: Verifier, submit: Submit, *, rate: float = SCRUB_RATE, every: float = SCRUB_EVERY
+    ) -> None:
+        self._cache = cache
+        self._verifier = verifier
+        self._submit = submit
+        self._rate = rate
+        self._every = every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="scrubber", daemon=True)
+        self._seen: tuple[int, ...] = ()
+        self._since = cache.clock()
+
+    def start(self) -> None:
+        disk = self._cache.disk
+        if disk is not None and not disk.read_only and self._rate > 0:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _live(self) -> None:
+        disk = self._cache.disk
+        while disk is not None and not self._stop.is_set():
+            wait = disk.sums.scrubbed + self._every - self._cache.wall()
+            if wait > 0 or self._is_busy():
+                self._stop.wait(min(max(1.0, wait), _IDLE_SECONDS))
+                continue
+            try:
+                found = self._verifier.run(repair=True, rate=self._rate, stop=self._stop, pause=self._is_busy)
+            except Exception as error:
+                self._cache.trouble("verifying what is stored", error)
+                found = None
+            if found is not None and found.complete:
+                log.info("verified %d blocks, %d MiB: %d damaged", found.nodes, found.bytes >> 20, found.damaged)
+                self._submit(lambda: disk.note_scrub(self._cache.wall()))
+                self._stop.wait(_IDLE_SECONDS)
+            elif not self._stop.is_set():
+                self._stop.wait(60 * _IDLE_SECONDS)
+
+    def _is_busy(self) -> bool:
+        """Whether there were look-ups or commits within the last moments."""
+        counters = self._cache.counters
+        now = self._cache.clock()
+        seen = (counters.lookups, counters.saved_nodes, counters.known_nodes, counters.loaded_nodes)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        return now - self._since < _IDLE_SECONDS
