@@ -1,4 +1,4 @@
-"""Administration of the cache: `/cache/stats`, `/cache/prefixes`, `/cache/purge`."""
+"""Administration of the cache: `/cache/stats`, `/cache/prefixes`, `/cache/purge`, `/cache/verify`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ MAX_LIMIT = 10_000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])", re.ASCII)
 _PREFIX = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
+DEFAULT_RATE = 100e6
+"""Bytes a second that a verification reads, where the request does not say."""
+
+_MAX_RATE = 1e12
 _MAX_AGE = 100 * 365 * 86400.0  # s
 
 
@@ -30,6 +34,13 @@ class PurgeBody(msgspec.Struct):
     prefix: str | None = None
     older_than: Number | str = None
     model: str | None = None
+
+
+class VerifyBody(msgspec.Struct):
+    """`rate`: bytes a second that are read at most; 0: as fast as it goes."""
+
+    repair: bool | None = None
+    rate: Number = None
 
 
 def seconds(value: Number | str) -> float | None:
@@ -92,9 +103,19 @@ async def purge(request: web.Request) -> web.Response:
     return json_response({"nodes": done.nodes, "bytes": done.bytes})
 
 
+async def verify(request: web.Request) -> web.Response:
+    """`POST /cache/verify`: read and check all that is stored; the reply comes at the end."""
+    body = fields.decode(await read_body(request), VerifyBody)
+    rate = fields.number("rate", body.rate, 0, _MAX_RATE)
+    done = await request.app[ADMIN].verify(bool(body.repair), DEFAULT_RATE if rate is None else rate)
+    names = ("nodes", "bytes", "damaged", "removed", "problems", "seconds", "complete")
+    return json_response({name: getattr(done, name) for name in names})
+
+
 def routes() -> list[web.RouteDef]:
     return [
         web.get("/cache/stats", stats),
         web.get("/cache/prefixes", prefixes),
         web.post("/cache/purge", purge),
+        web.post("/cache/verify", verify),
     ]

@@ -21,6 +21,7 @@ from .config import config
 from .demo import demo
 from .serve import serve
 from .simulate import simulate
+from .verify import compact, verify
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -63,7 +64,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (serve, demo, stats, ls, purge, config, bench, simulate):
+for _command in (serve, demo, stats, ls, purge, verify, compact, config, bench, simulate):
     cli.add_command(_command)
 
 

@@ -20,6 +20,7 @@ from ..frames import (
     Progress,
     Purge,
     Purged,
+    Verified,
 )
 
 Event = Accepted | Progress | Delta | Finished
@@ -78,4 +79,8 @@ class CacheAdmin(Protocol):
 
     async def purge(self, request: Purge) -> Purged:
         """`request.ticket` is ignored. Raises NotFoundError for an unknown prefix."""
+        ...
+
+    async def verify(self, repair: bool, rate: float) -> Verified:
+        """Read and check all that is stored, at most `rate` bytes a second (0: no bound), one at a time."""
         ...

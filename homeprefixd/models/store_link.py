@@ -31,6 +31,8 @@ from ..frames import (
     Stats,
     StatsReply,
     Stop,
+    Verified,
+    Verify,
     Welcome,
 )
 from ..supervise import Backoff, Child, Exit, Supervisor, module_command
@@ -41,6 +43,7 @@ UNUSABLE = 6
 STATS_TIMEOUT = 10.0
 LIST_TIMEOUT = 30.0
 PURGE_TIMEOUT = 120.0
+VERIFY_TIMEOUT = 7 * 86400.0
 """Seconds that a reply may take."""
 
 PING_EVERY = 20.0
@@ -201,6 +204,13 @@ class StoreLink:
         reply = await self._ask(frame, Purged, PURGE_TIMEOUT)
         if reply.error:
             raise NotFoundError(reply.error, param="prefix" if request.prefix else None)
+        return reply
+
+    async def verify(self, repair: bool, rate: float) -> Verified:
+        """Read and check all that is stored. Raises UnavailableError, also while another verification runs."""
+        reply = await self._ask(Verify(next(self._tickets), repair, rate), Verified, VERIFY_TIMEOUT)
+        if reply.error:
+            raise UnavailableError(reply.error, retry_after=60)
         return reply
 
     async def _ask(self, frame: Any, kind: type[Reply], patience: float) -> Reply:

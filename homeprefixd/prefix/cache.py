@@ -31,7 +31,7 @@ from .loading import BlockLostError, Lease, Loading
 from .policy import Evicted, Policy
 from .registry import Registry
 from .session import Session
-from .tree import LockedTable, NodeTable, Record, Step, match
+from .tree import LockedTable, NodeTable, Placed, Record, Step, match
 from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
@@ -363,26 +363,30 @@ class Cache:
         """
         return self._loading.damaged(place, reason)
 
-    def discard(self, place: bytes, key: bytes) -> int:
-        """*Writer.* Remove a node whose record cannot be used, and all below it; returns how many went.
+    def discard(self, nodes: Mapping[bytes, bytes]) -> int:
+        """*Writer.* Remove nodes whose records cannot be used, and all below them; returns how many went.
 
-        Raises DiskFullError, DiskTroubleError.
+        `nodes`: tree key -> key by its tokens. Raises DiskFullError, DiskTroubleError.
         """
-        if self.disk is None:
+        if self.disk is None or not nodes:
             return 0
+        below: dict[bytes, Placed] = {}
         with self.view() as (_tables, warm):
-            below = warm.subtree(key) if warm is not None else []
-            keys = [node.record.key for node in below]
-            self.hide((*keys, key))
-            self.forget_hot_subtree(key)
+            for key in nodes.values():
+                if warm is not None:
+                    below |= {node.tree_key: node for node in warm.subtree(key) if node.tree_key not in nodes}
+                self.forget_hot_subtree(key)
+            gone = [*(node.record.key for node in below.values()), *nodes.values()]
+            self.counters.damaged += len(nodes)
+            self.hide(gone)
         try:
-            self.disk.remove(below)
-            self.disk.discard(place, key)
+            self.disk.remove(list(below.values()))
+            self.disk.discard(nodes)
         finally:
             with self.lock:
-                self.show((*keys, key))
-                self.left_disk((*keys, key), drop=True)
-        return 1 + len(keys)
+                self.show(gone)
+                self.left_disk(gone, drop=True)
+        return len(gone)
 
     def trouble(self, what: str, error: Exception) -> None:
         with self.lock:

@@ -48,17 +48,39 @@ def check_some(txn: Any, tables: Mapping[bytes, Any], begin: bytes) -> Checked:
         tree_key = bytes(cursor.key())
         if nodes >= _NODES or size >= _BYTES:
             return Checked(nodes, size, problems, tree_key)
-        key = block_key(tree_key[:KEY_BYTES], swap(tree_key[KEY_BYTES:]))
-        readable = False
-        try:
-            record = _record(txn, tables, tree_key, key, cursor.value())
-            readable = True
-            size += _pieces(txn, tables, record)
-        except DamagedError as error:
-            problems.append(Problem(tree_key, key, readable, str(error)))
+        read, problem = _check(txn, tables, tree_key, cursor.value())
+        size += read
+        if problem is not None:
+            problems.append(problem)
         nodes += 1
         there = cursor.next()
     return Checked(nodes, size, problems, None)
+
+
+def is_still(txn: Any, tables: Mapping[bytes, Any], problem: Problem) -> bool:
+    """Whether a problem is there in this transaction, too: the node may have been replaced or removed since."""
+    cursor = txn.cursor(tables[NODES])
+    there = cursor.set_range(problem.tree_key)
+    if there and bytes(cursor.key()) == problem.tree_key:
+        return _check(txn, tables, problem.tree_key, cursor.value())[1] is not None
+    there = cursor.first()
+    while there:  # where a key was damaged, searching does not find it
+        if bytes(cursor.key()) == problem.tree_key:
+            return True
+        there = cursor.next()
+    return False
+
+
+def _check(txn: Any, tables: Mapping[bytes, Any], tree_key: bytes, value: memoryview) -> tuple[int, Problem | None]:
+    """Bytes of pieces that were read, and what is wrong with a node."""
+    key = block_key(tree_key[:KEY_BYTES], swap(tree_key[KEY_BYTES:]))
+    readable = False
+    try:
+        record = _record(txn, tables, tree_key, key, value)
+        readable = True
+        return _pieces(txn, tables, record), None
+    except DamagedError as error:
+        return 0, Problem(tree_key, key, readable, str(error))
 
 
 def _record(txn: Any, tables: Mapping[bytes, Any], tree_key: bytes, key: bytes, value: memoryview) -> Record:
@@ -70,8 +92,8 @@ def _record(txn: Any, tables: Mapping[bytes, Any], tree_key: bytes, key: bytes, 
     if record.key != key:
         raise DamagedError("its tokens are not those that it is named by")
     place = txn.get(key, db=tables[KEYS])
-    if place is None or bytes(place) != tree_key:
-        raise DamagedError("it cannot be found by its key")
+    if place is None or bytes(place) != tree_key or txn.get(tree_key, db=tables[NODES]) is None:
+        raise DamagedError("it cannot be found")
     parent = tree_key[:KEY_BYTES]
     if txn.get(parent, db=tables[NAMESPACES]) is not None:
         end = 0

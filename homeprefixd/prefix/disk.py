@@ -251,18 +251,22 @@ class Disk(DiskFile):
         self._write(lambda txn: self._put_sums(txn, sums))
         self.sums = sums
 
-    def discard(self, tree_key: bytes, key: bytes) -> None:
-        """*Writer.* Remove what there is of a node that is not as it should be, in all tables, and count all anew.
+    def discard(self, nodes: Mapping[bytes, bytes]) -> None:
+        """*Writer.* Remove what there is of nodes that are not as they should be, in all tables, and count all anew.
 
-        Raises DiskFullError, DiskTroubleError.
+        `nodes`: tree key -> key by its tokens. Raises DiskFullError, DiskTroubleError.
         """
         sums = self.sums.copy()
 
         def delete(txn: Any) -> None:
-            txn.delete(tree_key, db=self._tables[NODES])
-            if txn.get(key, db=self._tables[KEYS]) == tree_key:
-                txn.delete(key, db=self._tables[KEYS])
-                self._delete_pieces(txn, key)
+            for tree_key, key in nodes.items():
+                if txn.get(key, db=self._tables[KEYS]) == tree_key:
+                    txn.delete(key, db=self._tables[KEYS])
+                    self._delete_pieces(txn, key)
+            cursor = txn.cursor(self._tables[NODES])
+            there = cursor.first()
+            while there:  # where a key was damaged, searching does not find it
+                there = cursor.delete() if cursor.key() in nodes else cursor.next()
             sums.raw = sums.stored = 0
             sums.nodes.clear()
             txn.drop(self._tables[ORDER], delete=False)

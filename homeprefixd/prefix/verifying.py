@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .cache import Cache
-from .checking import Checked, Problem, check_some
+from .checking import Checked, Problem, check_some, is_still
 from .disk import DiskFullError, DiskTroubleError
 
 SCRUB_RATE = 8 << 20
@@ -75,6 +75,7 @@ class Verifier:
 
     def _run(self, repair: bool, rate: float, stop: threading.Event, pause: Callable[[], bool]) -> Findings:
         found = Findings()
+        unreadable: dict[bytes, bytes] = {}
         begin = time.monotonic()
         at: bytes | None = b""
         while at is not None and self._cache.disk is not None:
@@ -83,9 +84,12 @@ class Verifier:
             if stop.is_set():
                 break
             checked = self._some(at)
-            self._take(checked, found, repair)
+            self._take(checked, found, repair, unreadable)
             at = checked.following
             stop.wait(max(0.001, checked.size / rate if rate else 0.0))
+        if unreadable:
+            log.error("%d stored nodes are damaged; they are removed, with those below them", len(unreadable))
+            found.removed += self._in_writer(lambda: self._cache.discard(unreadable))
         found.complete = at is None
         found.seconds = time.monotonic() - begin
         return found
@@ -97,42 +101,49 @@ class Verifier:
         with disk.reading() as (txn, tables):
             return check_some(txn, tables, at)
 
-    def _take(self, checked: Checked, found: Findings, repair: bool) -> None:
+    def _is_still(self, problem: Problem) -> bool:
+        if self._cache.disk is None:
+            return False
+        with self._cache.disk.reading() as (txn, tables):
+            return is_still(txn, tables, problem)
+
+    def _take(self, checked: Checked, found: Findings, repair: bool, unreadable: dict[bytes, bytes]) -> None:
         found.nodes += checked.nodes
         found.bytes += checked.size
         for problem in checked.problems:
-            if problem.key in self._cache.hidden:
-                continue  # it is about to be removed
+            if problem.key in self._cache.hidden or not self._is_still(problem):
+                continue  # it is about to be removed, or was by now
             found.damaged += 1
             if len(found.problems) < _NAMED:
                 found.problems.append(f"{problem.key.hex()[:16]}: {problem.reason}")
-            if repair:
-                found.removed += self._remove(problem)
+            if repair and problem.readable and (removed := self._cache.damaged(problem.tree_key, problem.reason)):
+                found.removed += removed
+                self._in_writer(self._repair)
+            elif repair:
+                unreadable[problem.tree_key] = problem.key
 
-    def _remove(self, problem: Problem) -> int:
-        """Remove a node and all below it, and wait until it is gone; how many went."""
-        cache = self._cache
+    def _repair(self) -> int:
+        self._cache.write()
+        return 0
+
+    def _in_writer(self, change: Callable[[], int]) -> int:
+        """Run `change` in the writer's thread and wait for it; its result, 0 if the disk did not let it."""
         done = threading.Event()
-        removed = cache.damaged(problem.tree_key, problem.reason) if problem.readable else 0
+        result = 0
 
-        def remove() -> None:
-            nonlocal removed
+        def run() -> None:
+            nonlocal result
             try:
-                if not removed and cache.disk is not None:
-                    cache.counters.damaged += 1
-                    log.error("a stored node is damaged (%s); it is removed", problem.reason)
-                    removed = cache.discard(problem.tree_key, problem.key)
-                else:
-                    cache.write()
+                result = change()
             except (DiskFullError, DiskTroubleError) as error:
-                cache.trouble("removing what is damaged", error)
+                self._cache.trouble("removing what is damaged", error)
             finally:
                 done.set()
 
-        self._submit(remove)
-        while not done.wait(0.5) and not cache.out_of_time():
+        self._submit(run)
+        while not done.wait(0.5) and not self._cache.out_of_time():
             pass
-        return removed
+        return result
 
 
 class Scrubber:

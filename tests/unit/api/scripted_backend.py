@@ -21,6 +21,7 @@ from homeprefixd.frames import (
     Purge,
     Purged,
     Timings,
+    Verified,
 )
 from homeprefixd.models.backend import Event
 
@@ -154,6 +155,7 @@ class MemoryAdmin:
 
     def __init__(self) -> None:
         self.purged: list[Purge] = []
+        self.verified: tuple[bool, float] | None = None
         self.refusal: HomeprefixdError | None = None
         self.listed: tuple[int, str] | None = None
         self.figures: dict[str, Any] = {"nodes": 3, "warm": {"bytes": 1000}}
@@ -173,3 +175,9 @@ class MemoryAdmin:
             raise self.refusal
         self.purged.append(request)
         return Purged(0, 3, 1000)
+
+    async def verify(self, repair: bool, rate: float) -> Verified:
+        if self.refusal is not None:
+            raise self.refusal
+        self.verified = (repair, rate)
+        return Verified(0, 3, 1000, 1, int(repair), ["00ff: piece 0 has a wrong checksum"], 0.5, True)

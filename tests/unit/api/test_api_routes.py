@@ -142,6 +142,25 @@ async def test_purge(client: TestClient, admin: MemoryAdmin, body: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("body", "asked"),
+    [({}, (False, 100e6)), ({"repair": True}, (True, 100e6)), ({"repair": False, "rate": 0}, (False, 0.0))],
+)
+async def test_verify(client: TestClient, admin: MemoryAdmin, body: dict[str, Any], asked: tuple[bool, float]) -> None:
+    reply = await client.post("/cache/verify", json=body)
+    assert reply.status == 200
+    found = await reply.json()
+    assert (found["nodes"], found["damaged"], found["removed"]) == (3, 1, asked[0])
+    assert admin.verified == asked
+
+
+@pytest.mark.parametrize("body", [{"repair": "yes"}, {"rate": -1}, {"rate": "fast"}, []])
+async def test_verify_refuses(client: TestClient, admin: MemoryAdmin, body: Any) -> None:
+    reply = await client.post("/cache/verify", json=body)
+    assert reply.status == 400
+    assert admin.verified is None
+
+
+@pytest.mark.parametrize(
     "body",
     [
         {},
