@@ -11,6 +11,7 @@ only if joining two blocks gives, byte for byte, what llama.cpp writes for both 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _CELL_SIZES = (12, 20)  # position, number of ids, id; with two further coordina
 _K_ROW = struct.Struct("<iQ")  # type, bytes of one cell's row
 _V_TRANSPOSED = struct.Struct("<iII")  # type, bytes of an element, rows
 _MAX_LAYERS = 4096
+_FEW_ITEMS = 500
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -42,6 +44,11 @@ class _Tables:
     rows: int
     width: int
     repeat: int = 1
+
+    @property
+    def together(self) -> int:
+        """How many of them are joined in one go: few, but enough for numpy to give the interpreter free."""
+        return _FEW_ITEMS // self.rows + 1 if self.rows > 1 else self.repeat
 
     def size(self, tokens: int) -> int:
         return (self.fixed + self.rows * self.width * tokens) * self.repeat
@@ -69,28 +76,11 @@ class Joiner:
             len(source) != self.size(count) for source, count in zip(sources, counts, strict=True)
         ):
             raise JoinError(f"blocks of {[len(s) for s in sources]} bytes for {list(counts)} tokens")
-        to = 0
-        at = [0] * len(sources)
+        to, begins = 0, [0] * len(sources)
         for table in self._tables:
-            step = table.fixed + table.rows * table.width * total
-            if table.fixed:
-                _items(out, to, table.fixed, (table.repeat, step))[...] = _items(
-                    sources[0], at[0], table.fixed, (table.repeat, table.size(counts[0]) // table.repeat)
-                )
-            before = 0
-            for index, (source, count) in enumerate(zip(sources, counts, strict=True)):
-                own = table.width * count
-                source_step = table.fixed + table.rows * own
-                _items(
-                    out,
-                    to + table.fixed + before * table.width,
-                    own,
-                    (table.repeat, step),
-                    (table.rows, table.width * total),
-                )[...] = _items(source, at[index] + table.fixed, own, (table.repeat, source_step), (table.rows, own))
-                before += count
-                at[index] += table.size(count)
+            _join_tables(table, sources, begins, counts, out, to)
             to += table.size(total)
+            begins = [begin + table.size(count) for begin, count in zip(begins, counts, strict=True)]
         _U32.pack_into(out.data, _CELLS_AT, total)
         cells = self._tables[0]
         positions = np.ndarray(total, np.int32, out, cells.fixed, (cells.width,))
@@ -99,10 +89,38 @@ class Joiner:
         return size
 
 
+def _join_tables(
+    table: _Tables, sources: list[_Bytes], begins: list[int], counts: Sequence[int], out: _Bytes, to: int
+) -> None:
+    """Write to `out` from `to` on what stands at `begins` of `sources`."""
+    row = table.width * sum(counts)
+    step = table.fixed + table.rows * row
+    if table.fixed:
+        own_step = table.size(counts[0]) // table.repeat
+        _items(out, to, table.fixed, (table.repeat, step))[...] = _items(
+            sources[0], begins[0], table.fixed, (table.repeat, own_step)
+        )
+    for first in range(0, table.repeat, table.together):  # so that what is written stays in the CPU's cache
+        repeat = min(table.together, table.repeat - first)
+        at = to + first * step + table.fixed
+        for source, begin, count in zip(sources, begins, counts, strict=True):
+            own = table.width * count
+            own_step = table.fixed + table.rows * own
+            _items(out, at, own, (repeat, step), (table.rows, row))[...] = _items(
+                source, begin + first * own_step + table.fixed, own, (repeat, own_step), (table.rows, own)
+            )
+            at += own
+
+
 def _items(array: _Bytes, offset: int, size: int, *axes: tuple[int, int]) -> npt.NDArray[Any]:
-    """A view of items of `size` bytes; `axes`: length and stride of each."""
+    """A view of items of `size` bytes; `axes`: length and stride of each.
+
+    Few items are shown byte by byte: numpy gives the interpreter free only while it copies more than 500.
+    """
     shape, strides = tuple(length for length, _ in axes), tuple(stride for _, stride in axes)
-    return np.ndarray(shape, f"V{size}", array, offset, strides)
+    if math.prod(shape) > _FEW_ITEMS:
+        return np.ndarray(shape, f"V{size}", array, offset, strides)
+    return np.ndarray((*shape, size), np.uint8, array, offset, (*strides, 1))
 
 
 def joiner_of(state: memoryview, tokens: int) -> Joiner | None:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _PLAN_PATIENCE = 0.25  # seconds that a request waits for the plan
 _BLOCK_PATIENCE = 1.0  # seconds without a next block
 _JOINED_BYTES = 32 << 20  # of state that is joined at a time, at most
-_JOINED_BLOCKS = 8  # likewise; twice as many gain nothing more (measured)
+_JOINED_BLOCKS = 4  # likewise: more gain nothing, and do not stay in the CPU's cache on their way (measured)
 _JOINING = 2  # states that are being joined, or wait to be imported
 _ONE_BY_ONE = 2  # blocks that are imported while the first are being joined
 
