@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -510,36 +511,61 @@ def test_the_last_flush_ends_in_time(make: Callable[..., House]) -> None:
     assert house.cache.disk.sums.nodes == {house.namespace.hex(): 3}
 
 
-def test_a_lookup_reads_the_disk_without_the_lock(house: House) -> None:
-    """While one waits for the disk, others get the lock; what leaves a tier meanwhile is noticed."""
-    house.save(PROMPT)
-    house.reopen()
-    house.save(OTHER[: 2 * BLOCK_TOKENS], mark=b"x")  # known already
-    disk = house.cache.disk
-    assert disk is not None
-    reads, goes_on = threading.Event(), threading.Event()
-    really, slow = disk.table, True
+class TestLookupsReadTheDiskWithoutTheLock:
+    """Others get the lock meanwhile, and what they change is noticed."""
 
-    @contextlib.contextmanager
-    def table(*arguments: Any) -> Iterator[Any]:
-        nonlocal slow
-        with really(*arguments) as found:
-            if slow:
-                slow = False
-                reads.set()
-                assert goes_on.wait(30)
-            yield found
+    @staticmethod
+    def looked_up_meanwhile(house: House, change: Callable[[], object]) -> int:
+        """Tokens of PROMPT that a look-up finds whose disk's transaction began before `change`."""
+        disk = house.cache.disk
+        assert disk is not None
+        reads, goes_on = threading.Event(), threading.Event()
+        really, slow = disk.table, True
 
-    disk.table = table  # type: ignore[method-assign,assignment]
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(house.known(PROMPT)))
-    thread.start()
-    assert reads.wait(30)
-    assert house.known(PROMPT) == len(PROMPT)
-    purge(house.cache, everything=True, now=house.now)
-    goes_on.set()
-    thread.join()
-    assert found == [0]  # its own transaction is older, and still has all of them
+        @contextlib.contextmanager
+        def table(*arguments: Any) -> Iterator[Any]:
+            nonlocal slow
+            with really(*arguments) as found:
+                if slow:
+                    slow = False
+                    reads.set()
+                    assert goes_on.wait(30)
+                yield found
+
+        disk.table = table  # type: ignore[method-assign,assignment]
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(house.known(PROMPT)))
+        thread.start()
+        assert reads.wait(30)
+        change()
+        goes_on.set()
+        thread.join()
+        disk.table = really  # type: ignore[method-assign]
+        return found[0]
+
+    def test_others_go_on(self, house: House) -> None:
+        house.save(PROMPT)
+        house.reopen()
+        others: list[int] = []
+        assert self.looked_up_meanwhile(house, lambda: others.append(house.known(PROMPT))) == len(PROMPT)
+        assert others == [len(PROMPT)]
+
+    def test_what_was_purged_is_not_found(self, house: House) -> None:
+        house.save(PROMPT)
+        house.reopen()
+        assert self.looked_up_meanwhile(house, lambda: purge(house.cache, everything=True, now=house.now)) == 0
+
+    def test_what_moved_to_disk_is_found(self, make: Callable[..., House]) -> None:
+        house = make(hot=8 * 4096)
+        house.save(PROMPT)
+
+        def move() -> None:
+            house.cache.write(everything=True)
+            house.save([1] * (8 * BLOCK_TOKENS))
+            assert keys.isdisjoint(house.cache.hot.by_key)
+
+        keys = set(house.cache.hot.by_key)
+        assert self.looked_up_meanwhile(house, move) == len(PROMPT)
 
 
 def test_uses_are_remembered_over_a_restart(house: House) -> None:
@@ -741,3 +767,78 @@ def test_warm_bytes_of_ten_conversations(make: Callable[..., House]) -> None:
     assert disk.nodes() == 34 + 10
     assert disk.used() <= 1.05 * disk.sums.stored
     assert disk.file_bytes() <= 1.1 * disk.sums.stored
+
+
+def test_what_is_used_is_always_found_whatever_goes_on(make: Callable[..., House]) -> None:
+    """Look-ups read the disk without the lock: nothing that moves between the tiers meanwhile escapes them."""
+    house = make(hot=16 * 4096 * 4, warm=2 * MIB)
+    used = list(range(10 * BLOCK_TOKENS))
+    house.save(used)
+    house.cache.write(everything=True)
+    ends, wrong = threading.Event(), []
+
+    def look() -> None:
+        session = house.cache.session()
+        while not ends.is_set():
+            lease = session.lookup(house.namespace, to_le(used), limit=1 << 20)
+            matched = sum(node.use for node in lease.plan)
+            if matched < len(used):
+                wrong.append(matched)
+            session.release(lease)
+        session.close()
+
+    def write() -> None:
+        while not ends.is_set():
+            house.cache.write(everything=True)
+
+    threads = [threading.Thread(target=look) for _ in range(2)] + [threading.Thread(target=write)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 1.5
+    number = 100
+    while time.monotonic() < deadline:
+        number += 1
+        house.save([number] * (3 * BLOCK_TOKENS), size=9000)
+    ends.set()
+    for thread in threads:
+        thread.join()
+    house.cache.write(everything=True)
+    assert house.cache.counters.evicted_hot > 100
+    assert house.cache.counters.evicted_warm > 100
+    assert wrong == []
+
+
+def test_prompts_that_come_once_do_not_flush_what_is_used(make: Callable[..., House]) -> None:
+    """A camera's captions, ten times the disk's budget: in either tier what is used stays."""
+    house = make(hot=2 * MIB, warm=4 * MIB)
+    home = list(range(20 * BLOCK_TOKENS))
+    house.save(home, size=20_000)
+    number = 100
+    for _hour in range(10):
+        assert len(house.restore(home)) == 20
+        house.now += 60
+        for _ in range(100):
+            number += 1
+            house.save([number] * 100, size=40_000)
+            house.now += 36
+            if number % 10 == 0:
+                house.cache.write(everything=True)
+    assert house.cache.disk is not None
+    assert house.cache.disk.sums.written.total > 4 * 4 * MIB
+    assert house.known(home) == len(home)
+    house.reopen()
+    assert house.known(home) == len(home)
+
+
+def test_a_short_prompt_takes_no_more_than_its_own_room(make: Callable[..., House]) -> None:
+    """A title for the chat does not push the chat out: of a longer one only the end goes, as much as is needed."""
+    house = make(hot=20 * 4096, warm=0)
+    chat = list(range(20 * BLOCK_TOKENS))
+    house.save(chat)
+    house.now += 10
+    house.save([5] * 100)
+    assert house.known(chat) == 18 * BLOCK_TOKENS
+    assert house.known([5] * 100) == 100
+    house.now += 10
+    house.save([6] * 100)
+    assert house.known(chat) >= 16 * BLOCK_TOKENS

@@ -13,6 +13,8 @@ from prefix_testing import MIB, House, payload_of
 
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
 from homeprefixd.prefix.cache import BlockLostError, Lease
+from homeprefixd.prefix.checking import check_some
+from homeprefixd.prefix.policy import ORDER_BYTES
 from homeprefixd.prefix.purge import purge
 
 # few blocks, that begin alike, in every order, and tails that begin like them
@@ -152,6 +154,34 @@ class Against(RuleBasedStateMachine):
                     if block_key(above, to_le(child)) == parent:
                         self._forget(above, child)
                         return
+
+    @rule(limit=st.sampled_from([1 * MIB, 2 * MIB, 64 * MIB]))
+    @precondition(lambda self: not self.ample)
+    def resize(self, limit: int) -> None:
+        self.house.cache.resize(limit)
+        self.house.cache.write()
+
+    @rule()
+    def verify(self) -> None:
+        disk = self.house.cache.disk
+        assert disk is not None
+        at: bytes | None = b""
+        while at is not None:
+            with disk.reading() as (txn, tables):
+                checked = check_some(txn, tables, at)
+            assert checked.problems == []
+            at = checked.following
+
+    @invariant()
+    def leaves_are_in_the_order(self) -> None:
+        """All leaves on disk, and no others, wait to be evicted."""
+        disk = self.house.cache.disk
+        assert disk is not None
+        with disk.table() as table:
+            rows = [row[ORDER_BYTES:] for level in table.leaves_by_level() for row in level]
+            leaves = [key for key in table.keys_from(b"") if not table.has_children(key)]
+            newest = [row[ORDER_BYTES:] for row in table.newest()]
+        assert sorted(rows) == sorted(leaves) == sorted(newest)
 
     @rule()
     def reopen(self) -> None:
