@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,18 +56,13 @@ def test_the_leaf_of_a_path_goes_first() -> None:
     assert rank(policy, last_use=5.0, end=128) < rank(policy, last_use=5.0) < rank(policy, last_use=6.0, end=640)
 
 
-def test_worth_doubles_with_each_use_and_with_the_seconds_saved() -> None:
-    """A node goes when it is so many times older than one that is worth so many times less."""
-    for better in (rank(Worth(), hits=1), rank(Worth(), cost=2.0)):
-        plain = rank(Worth())
-        for age in (100.0, 1e6):
-            last_use = 1e9 - age
-            assert overdue(better._replace(last_use=last_use), 1e9) < overdue(
-                plain._replace(last_use=1e9 - age * 0.55), 1e9
-            )
-            assert overdue(better._replace(last_use=last_use), 1e9) > overdue(
-                plain._replace(last_use=1e9 - age * 0.45), 1e9
-            )
+@pytest.mark.parametrize(("figures", "times"), [({"hits": 1}, 2**1.5), ({"cost": 2.0}, 2.0), ({"hits": 3}, 2**4.5)])
+def test_what_is_worth_more_may_lie_unused_longer(figures: dict[str, Any], times: float) -> None:
+    better, plain = rank(Worth(), **figures), rank(Worth())
+    for age in (100.0, 1e6):
+        here = overdue(better._replace(last_use=1e9 - age), 1e9)
+        assert here < overdue(plain._replace(last_use=1e9 - 1.1 * age / times), 1e9)
+        assert here > overdue(plain._replace(last_use=1e9 - 0.9 * age / times + 1), 1e9)
 
 
 @given(st.floats(0, 1e9), st.integers(0, 1 << 40), st.integers(0, 1 << 40))
