@@ -41,7 +41,15 @@ NO_MODEL = "none"
 """`model.path` of a daemon without a model."""
 
 _SIZES = frozenset(
-    {"server.max_body", "cache.hot", "cache.warm", "cache.write_queue", "cache.daily_writes", "cache.min_free"}
+    {
+        "server.max_body",
+        "cache.hot",
+        "cache.warm",
+        "cache.write_queue",
+        "cache.daily_writes",
+        "cache.min_free",
+        "cache.preload",
+    }
 )
 _AUTOMATIC = frozenset(
     {"model.ctx", "model.pool", "model.threads", "cache.hot", "cache.warm", "cache.write_queue", "cache.min_free"}

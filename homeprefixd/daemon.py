@@ -164,6 +164,7 @@ def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: i
         tail_delay=cache.tail_delay,
         write_queue=cache.write_queue or hot // 2,
         daily_writes=cache.daily_writes,
+        preload=cache.preload,
         min_free=cache.min_free or min(GIB, machine.total_disk(directory) // 50),
         log_level=log_level,
     )

@@ -117,27 +117,29 @@ class MainJob:
                 hot.append(ask(server.url, body(number)))
                 if peer:
                     theirs.append(ask(peer.url, body(number)))
-            restarted: list[Answer] = []
-            hot_after: list[Answer] = []
+            restarts: dict[str, list[tuple[Answer, Answer]]] = {"": [], ", nothing preloaded": []}
             for _ in range(self.pairs):
-                server.stop()
-                server.start()
-                restarted.append(ask(server.url, body(next(self.numbers))))
-                hot_after.append(ask(server.url, body(next(self.numbers))))
+                for kind, pairs in restarts.items():
+                    server.stop()
+                    server.env = {**server.env, "HOMEPREFIXD_CACHE_PRELOAD": "0" if kind else "256MiB"}
+                    server.start()
+                    pairs.append((ask(server.url, body(next(self.numbers))), ask(server.url, body(next(self.numbers)))))
         hot_ttft = median(a.ttft for a in hot)
         cold_ttft = median(cold)
-        ratio = median(a.ttft / b.ttft for a, b in zip(restarted, hot_after, strict=True))
-        after = median(a.ttft for a in restarted)
-        seconds = f"cold {cold_ttft:.2f} s, hot {hot_ttft * 1e3:.0f} ms, after a restart {after * 1e3:.0f} ms"
-        self.report("TTFT after a restart / hot", ratio, 1.3, True, seconds)
-        self.report("TTFT cold / after a restart", cold_ttft / after, 50, False, seconds)
+        for kind, pairs in restarts.items():
+            ratio = median(first.ttft / second.ttft for first, second in pairs)
+            after = median(first.ttft for first, _second in pairs)
+            note = f"cold {cold_ttft:.2f} s, hot {hot_ttft * 1e3:.0f} ms, after a restart {after * 1e3:.0f} ms"
+            self.report(f"TTFT after a restart{kind} / hot", ratio, 1.3, True, note)
+            self.report(f"TTFT cold / after a restart{kind}", cold_ttft / after, 50, False, note)
         if peer:
             ratio = median(a.ttft / b.ttft for a, b in zip(hot, theirs, strict=True))
             their_ttft = median(a.ttft for a in theirs)
             self.report("TTFT hot / llama-server's RAM hit", ratio, 1.3, True, f"theirs {their_ttft * 1e3:.0f} ms")
         else:
             self.left_out("TTFT hot / llama-server's RAM hit", "no --llama-server")
-        for name, answers, bar in (("hot", hot, 3.0), ("warm", restarted, 1.0)):
+        warm = [first for first, _second in restarts[", nothing preloaded"]]
+        for name, answers, bar in (("hot", hot, 3.0), ("warm", warm, 1.0)):
             tiers = [a.timings.get("cache_tiers", {}).get(name, 0) for a in answers]
             rates = [a.timings["cache_n"] * per_token / a.timings["restore_ms"] / 1e6 for a in answers]
             restored = median(a.timings["restore_ms"] for a in answers)

@@ -76,6 +76,7 @@ class StoreSettings:
     log_level: str
     daily_writes: int = 0
     min_free: int = 0
+    preload: int = 0
 
     def command(self, descriptor: int) -> list[str]:
         """Its command line; `descriptor` is its end of the daemon's connection."""
@@ -90,6 +91,7 @@ class StoreSettings:
             *("--write-queue", str(self.write_queue)),
             *("--daily-writes", str(self.daily_writes)),
             *("--min-free", str(self.min_free)),
+            *("--preload", str(self.preload)),
             *("--log-level", self.log_level),
         )
 

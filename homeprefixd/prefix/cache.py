@@ -250,6 +250,13 @@ class Cache:
         """
         return self._loading.load(lease, index, decoder)
 
+    def preload(self, node: Placed, decoder: Decoder) -> bool:
+        """Bring a stored node into RAM that nobody has asked for; nothing is evicted. False: there is no more room.
+
+        Reads from the disk: for a thread of its own. `decoder` is the calling thread's own.
+        """
+        return self._loading.preload(node, decoder)
+
     def release(self, lease: Lease) -> None:
         """End a lease; again does nothing."""
         with self.lock:

@@ -80,6 +80,29 @@ class Loading:
                 raise BlockLostError("released" if lease.released else "replaced")
             return self._hold(lease, index, hot)
 
+    def preload(self, node: Placed, decoder: Decoder) -> bool:
+        """See `Cache.preload`."""
+        cache, key, size = self._cache, node.record.key, node.record.size
+        with cache.lock:
+            if key in cache.hot.by_key or key in cache.loading:
+                return True
+            offset = cache.arena.allocate(size)
+            if offset is None:
+                return False
+            cache.loading[key] = size
+            removals = cache.removals
+        record, _reason = self._read(node.tree_key, offset, size, decoder)
+        with cache.lock:
+            del cache.loading[key]
+            cache.loaded.notify_all()
+            if record is not None and removals != cache.removals and not cache.is_stored(node.tree_key):
+                record = None
+            if record is None:
+                cache.arena.free(offset, size, cache.clock())
+            else:
+                self._publish(node.tree_key, record, offset)
+        return record is not None
+
     def _read(self, place: bytes, offset: int, size: int, decoder: Decoder) -> tuple[Record | None, str]:
         cache = self._cache
         if self._disk is None or not cache.arena.populate(offset, size):

@@ -65,6 +65,7 @@ from .cache import Cache, Lease
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, UnreadableError
 from .policy import Worth
+from .preloading import Preloader
 from .session import Session
 from .threads import Readers, Writer
 from .verifying import SCRUB_RATE, Findings, Scrubber, Verifier
@@ -87,13 +88,15 @@ log = logging.getLogger(__name__)
 class Service:
     """The parts of a running store."""
 
-    def __init__(self, cache: Cache, writer: Writer, *, scrub_rate: float = 0.0) -> None:
-        """`scrub_rate`: bytes a second that are verified when nothing else happens; 0: none."""
+    def __init__(self, cache: Cache, writer: Writer, *, scrub_rate: float = 0.0, preload: int = 0) -> None:
+        """`scrub_rate`: bytes a second that are verified when nothing else happens; 0: none. `preload`: bytes that are
+        loaded at the start."""
         self.cache = cache
         self.writer = writer
         self.readers = Readers(cache, _READERS)
         self.verifier = Verifier(cache, writer.submit)
         self.scrubber = Scrubber(cache, self.verifier, writer.submit, rate=scrub_rate)
+        self.preloader = Preloader(cache, preload)
         self.ending = threading.Event()
         self._verifying: list[threading.Thread] = []
         self.store_id = secrets.token_hex(8)
@@ -123,6 +126,7 @@ class Service:
         """End all clients, write what waits for about `seconds`, close the disk; returns the nodes not written."""
         begin = time.monotonic()
         self.ending.set()
+        self.preloader.stop()
         self.scrubber.stop()
         for verifying in self._verifying:
             verifying.join()
@@ -359,10 +363,11 @@ def run(arguments: argparse.Namespace) -> None:
         wake=writer.wake,
         corrupted=_end_at_once,
     )
-    service = Service(cache, writer, scrub_rate=arguments.scrub_rate)
+    service = Service(cache, writer, scrub_rate=arguments.scrub_rate, preload=arguments.preload)
     service.readers.start()
     writer.start(cache)
     service.scrubber.start()
+    service.preloader.start()
     owner = Connection(service, socket.socket(fileno=arguments.fd), owner=True, name="daemon")
     owner.serve()
     pending = service.stop(owner.grace)
@@ -390,6 +395,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--write-queue", type=int, default=0, help="bytes; 0: half of --hot")
     parser.add_argument("--daily-writes", type=int, default=0, help="bytes to disk in a day; 0: no bound")
     parser.add_argument("--scrub-rate", type=float, default=SCRUB_RATE, help="bytes/s to verify when idle; 0: none")
+    parser.add_argument("--preload", type=int, default=0, help="bytes to load at the start of what was used last")
     parser.add_argument("--min-free", type=int, default=0, help="bytes of the disk to leave free")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--existing", action="store_true", help="refuse a directory without a store in it")

@@ -1,0 +1,74 @@
+"""After a start: what was used last comes back into RAM, while nobody asks for anything.
+
+A model takes a second or more to load; the blocks that its first request will want are read in that time. Nothing is
+evicted for it, and as soon as somebody asks, it pauses: a request's own blocks come first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+from .cache import Cache
+from .codec import Decoder
+from .policy import ORDER_BYTES
+from .tree import Placed
+
+PAUSE = 2.0  # seconds without look-ups before it goes on
+
+log = logging.getLogger(__name__)
+
+
+class Preloader:
+    """A thread that loads at most `budget` bytes of state, and ends."""
+
+    def __init__(self, cache: Cache, budget: int) -> None:
+        self._cache = cache
+        self._budget = min(budget, cache.arena.limit // 2)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="preloader", daemon=True)
+
+    def start(self) -> None:
+        if self._cache.disk is not None and not self._cache.disk.read_only and self._budget > 0:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it after the block that is being loaded."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        cache, decoder, loaded, left = self._cache, Decoder(), 0, self._budget
+        lookups = cache.counters.lookups
+        try:
+            for node in list(self._wanted()):
+                while cache.counters.lookups != lookups and not self._stop.is_set():
+                    lookups = cache.counters.lookups
+                    self._stop.wait(PAUSE)
+                if self._stop.is_set() or node.record.size > left or not cache.preload(node, decoder):
+                    break
+                loaded += 1
+                left -= node.record.size
+        except Exception as error:
+            cache.trouble("loading what was used last", error)
+        if loaded:
+            log.info("%d blocks that were used last are in memory again", loaded)
+
+    def _wanted(self) -> Iterator[Placed]:
+        """Nodes to load, those of the paths that were used last first, parents before children."""
+        size, seen = 0, set[bytes]()
+        with self._cache.view() as (_tables, warm):
+            for row in warm.newest() if warm is not None else ():
+                path: list[Placed] = []
+                at = warm.place(row[ORDER_BYTES:]) if warm is not None else None
+                while at is not None and warm is not None and at.record.key not in seen:
+                    path.append(at)
+                    at = warm.place(at.parent)
+                for node in reversed(path):
+                    seen.add(node.record.key)
+                    size += node.record.size
+                    yield node
+                if size >= self._budget or self._stop.is_set():
+                    return
