@@ -15,6 +15,7 @@ from .errors import read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai_reply import ChatWriter, CompletionWriter, ReplyWriter, respond
+from .standing import with_standing
 
 _MAX_SALT = 1024  # characters
 _ROLES = {
@@ -38,7 +39,6 @@ _IGNORED = frozenset(
         "timings_per_token",
         "store",
         "metadata",
-        "service_tier",
         "safety_identifier",
         "id_slot",
     }
@@ -97,6 +97,7 @@ class CommonBody(SamplingFields, kw_only=True):
     response_format: Format | None = None
     grammar: Any = None
     json_schema: Any = None
+    service_tier: Any = None
 
     def check_unsupported(self) -> None:
         """Refuse what would change the reply and is not done, rather than ignore it. Raises RequestError."""
@@ -329,7 +330,7 @@ async def _answer(
     alias = request.app[BACKEND].resolve(body.model)
     identity = request.app[IDENTITY]
     rid = f"{id_prefix}-{identity.token()}"
-    generate = convert(body, rid, vocabulary(request, alias))
+    generate = with_standing(request, convert(body, rid, vocabulary(request, alias)), body.service_tier)
     return await respond(
         request,
         request.app[BACKEND].generate(alias, generate),

@@ -168,8 +168,12 @@ class Directory:
             return f"reading it ends with signal {-done.returncode}"
         return words[-1] if words else f"its check ended with status {done.returncode}"
 
-    def set_aside(self, why: str) -> None:
-        """Move the file out of the way; an older one set aside before is removed, so that they do not pile up."""
+    def set_aside(self, why: str, *, damaged: bool = True) -> None:
+        """Move the file out of the way; an older one set aside before is removed, so that they do not pile up.
+
+        `damaged`: it is; else it is sound, but nothing that this version reads.
+        """
+        what = "damaged" if damaged else "of another version"
         aside = self.path / f"{_DAMAGED}{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             for old in self.path.glob(f"{_DAMAGED}*"):
@@ -177,8 +181,9 @@ class Directory:
             self.data.rename(aside)
             (self.path / _LMDB_LOCK).unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"{self.data}: damaged ({why}) and cannot be moved away: {error}; remove it") from error
-        log.error("%s: damaged (%s); set aside as %s, starting with an empty store", self.data, why, aside.name)
+            raise StoreError(f"{self.data}: {what} ({why}) and cannot be moved away: {error}; remove it") from error
+        level = logging.ERROR if damaged else logging.WARNING
+        log.log(level, "%s: %s (%s); set aside as %s, starting with an empty store", self.data, what, why, aside.name)
 
     def release(self, *, clean: bool) -> None:
         """Give the directory up. `clean`: the file was closed in order."""

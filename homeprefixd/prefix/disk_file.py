@@ -56,6 +56,10 @@ class UnreadableError(Exception):
     """The file is damaged, or of another format."""
 
 
+class OtherFormatError(UnreadableError):
+    """The file is a store of another version."""
+
+
 class Sums(msgspec.Struct):
     """Sums over all nodes, kept with them so that nothing is scanned at start."""
 
@@ -152,7 +156,7 @@ class DiskFile:
         with self._env.begin() as txn:
             found = txn.get(_FORMAT_KEY, db=meta)
         if found != FILE_FORMAT:
-            raise UnreadableError(
+            raise OtherFormatError(
                 f"its format is {(found or b'unknown').decode(errors='replace')}, not {FILE_FORMAT.decode()}"
             )
 

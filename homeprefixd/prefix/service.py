@@ -63,7 +63,7 @@ from . import listing, purge
 from .arena import Arena
 from .cache import Cache, Lease
 from .directory import Directory
-from .disk import Disk, DiskFullError, DiskTroubleError, UnreadableError
+from .disk import Disk, DiskFullError, DiskTroubleError, OtherFormatError, UnreadableError
 from .policy import Worth
 from .preloading import Preloader
 from .session import Session
@@ -320,7 +320,7 @@ def open_disk(directory: Directory, *, limit: int, level: int, min_free: int = 0
         try:
             return Disk(directory.path, limit=limit, level=level, policy=Worth(), min_free=min_free)
         except UnreadableError as error:
-            directory.set_aside(str(error))
+            directory.set_aside(str(error), damaged=not isinstance(error, OtherFormatError))
         except (DiskFullError, DiskTroubleError) as error:
             raise StoreError(f"{directory.path}: the store cannot be opened: {error}") from error
     raise StoreError(f"{directory.path}: a new store cannot be begun")
