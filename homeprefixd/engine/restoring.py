@@ -103,6 +103,7 @@ class Restorer:
         except SliceError as error:
             logger.warning("a cached prefix could not be restored, it is computed: %s", error)
             self._counters["restore_errors"] += 1
+            self._slicer.empty(sequence.seq_id)
             sequence.forget_state()
             sequence.no_lookup = True
             if not sequence.started:

@@ -244,6 +244,8 @@ class Engine:
             with self._guard(sequence):
                 box = _RESTORE_BOX if self._running else 3600.0
                 if self._restorer is None or self._restorer.step(sequence, box):
+                    if not sequence.n_past:  # nothing was restored, or it was given up: what it computes is its own
+                        self._cells.enter(sequence.seq_id)
                     if self._restorer is not None:
                         self._restorer.end(sequence)
                     sequence.phase = Phase.PREFILL
@@ -327,6 +329,7 @@ class Engine:
             logger.error("request %s: its cells are not what they should be, it is computed anew", sequence.request.rid)
             self.counters["position_errors"] += 1
             self._context.remove(sequence.seq_id)
+            self._cells.enter(sequence.seq_id)
             sequence.forget_state()
             if not sequence.generated:
                 sequence.cached = 0

@@ -94,6 +94,10 @@ class Slicer:
             self._empty_scratch()
             raise
 
+    def empty(self, seq: int) -> None:
+        """Forget a sequence of which something could not be restored."""
+        self._context.remove(seq)
+
     def _import(
         self, seq: int, start: int, count: int, use: int, source: np.ndarray[tuple[int], np.dtype[np.uint8]]
     ) -> None:

@@ -83,7 +83,7 @@ class Household:
                 if self.sent >= self.requests:
                     return
                 self.sent += 1
-            number = chance.randrange(60 if chance.random() < 0.7 else 9000)
+            number = chance.randrange(40 if chance.random() < 0.85 else 9000)
             try:
                 if chance.random() < 0.15:
                     self.leave(number, chance)
