@@ -139,6 +139,7 @@ class Demo:
 
         server = homeprefixd(self._directory, *self._flags)
         server.env = {name: value for name, value in server.env.items() if not name.startswith("HOMEPREFIXD_")}
+        server.env["HOMEPREFIXD_CACHE_PRELOAD"] = "0"  # what comes from the disk shall be seen to come from there
         try:
             self._start(server, "starting a daemon and loading the model")
             self._ask(server, 0, f"cold: computing about {PREFIX_TOKENS:,} tokens")

@@ -36,6 +36,9 @@ def body(question: str, *, size: int = 900, **more: Any) -> dict[str, Any]:
     return {"messages": household_messages(question, size=size), "temperature": 0, "max_tokens": 12, **more}
 
 
+NO_PRELOAD = {"HOMEPREFIXD_CACHE_PRELOAD": "0"}  # so that what is read after a restart comes from the disk
+
+
 def settled(server: Server) -> dict[str, Any]:
     """The store's figures once nothing waits to be written."""
     for _ in range(400):
@@ -49,7 +52,7 @@ def settled(server: Server) -> dict[str, Any]:
 @pytest.fixture
 def server(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
     with homeprefixd(
-        tmp_path / "cache", "--model", str(demo_model), *FLAGS, env={"HOMEPREFIXD_DEBUG_LOGITS": "1"}
+        tmp_path / "cache", "--model", str(demo_model), *FLAGS, env={"HOMEPREFIXD_DEBUG_LOGITS": "1", **NO_PRELOAD}
     ) as one:
         yield one
 
@@ -80,9 +83,23 @@ def test_a_prefix_is_computed_once_and_survives_a_restart(server: Server) -> Non
         assert computed(answer) + answer.timings["cache_n"] == answer.usage["prompt_tokens"]
 
 
+def test_the_first_question_after_a_restart_finds_the_prefix_in_memory(demo_model: Path, tmp_path: Path) -> None:
+    with homeprefixd(tmp_path / "cache", "--model", str(demo_model), *FLAGS) as server:
+        cold = ask(server.url, body("Is the garden gate shut?"))
+        assert server.stop() == 0
+        server.start()
+        for _ in range(400):  # it is loaded beside the model, and on a busy machine maybe after it
+            if server.get("/cache/stats")["hot"]["nodes"] * 64 >= cold.usage["prompt_tokens"]:
+                break
+            time.sleep(0.05)
+        new = ask(server.url, body("Which lamps are on?"))
+    assert set(new.timings["cache_tiers"]) == {"hot"}
+    assert new.timings["cache_n"] > 700
+
+
 def test_exact_reuse_gives_bit_identical_logits(demo_model: Path, tmp_path: Path) -> None:
     flags = ["--model", str(demo_model), *FLAGS, "--reuse", "exact"]
-    with homeprefixd(tmp_path / "cache", *flags, env={"HOMEPREFIXD_DEBUG_LOGITS": "1"}) as server:
+    with homeprefixd(tmp_path / "cache", *flags, env={"HOMEPREFIXD_DEBUG_LOGITS": "1", **NO_PRELOAD}) as server:
         off = ask(server.url, body("Is the garden gate shut?", cache_prompt=False))
         cold = ask(server.url, body("Is the garden gate shut?"))
         hot = ask(server.url, body("Is the garden gate shut?"))

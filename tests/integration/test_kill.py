@@ -168,7 +168,8 @@ def test_sigkill_at_105_random_moments(demo_model: Path, tmp_path: Path, expecte
 
 @pytest.mark.parametrize("victim", ["daemon", "store"])
 def test_what_was_saved_survives_sigkill(demo_model: Path, tmp_path: Path, victim: str) -> None:
-    with homeprefixd(tmp_path / "cache", "--model", str(demo_model), *FLAGS) as server:
+    env = {"HOMEPREFIXD_CACHE_PRELOAD": "0"}
+    with homeprefixd(tmp_path / "cache", "--model", str(demo_model), *FLAGS, env=env) as server:
         first = answer_of(server, 0)
         wait_until(lambda: server.get("/cache/stats")["queue"]["nodes"] == 0, "all is written")
         saved = server.get("/cache/stats")["warm"]["nodes"]
