@@ -16,6 +16,8 @@ from .policy import ORDER_BYTES
 from .tree import Placed
 
 PAUSE = 2.0  # seconds without look-ups before it goes on
+MAX_NODES = 1000
+"""That are loaded: 64,000 tokens. Small models have small blocks, and each costs memory of its own in the index."""
 
 log = logging.getLogger(__name__)
 
@@ -70,5 +72,5 @@ class Preloader:
                     seen.add(node.record.key)
                     size += node.record.size
                     yield node
-                if size >= self._budget or self._stop.is_set():
+                if size >= self._budget or len(seen) >= MAX_NODES or self._stop.is_set():
                     return

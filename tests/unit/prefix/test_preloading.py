@@ -70,6 +70,13 @@ def test_at_most_half_of_the_hot_tier_is_filled(house: House) -> None:
     assert house.cache.counters.evicted_hot == 0
 
 
+def test_small_blocks_do_not_fill_the_index(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preloading, "MAX_NODES", 3)
+    stored(house)
+    preload(house, 100 * MIB)
+    assert 3 <= len(house.cache.hot) <= 4  # whole paths
+
+
 def test_none_is_none(house: House) -> None:
     stored(house)
     loader = Preloader(house.cache, 0)
