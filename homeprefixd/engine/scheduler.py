@@ -34,7 +34,7 @@ from .sharing import Sharer
 logger = logging.getLogger(__name__)
 
 _IDLE = 0.05  # seconds between looks at what has no wake-up of its own (patience that ends) while something waits
-_RESTORE_BOX = 0.02  # seconds of importing per step while others decode
+_RESTORE_SHARE = 0.25  # of `max_stall`: importing per step while others decode
 _HOLES = 2048  # cells without use below the highest one, which attention still looks at, that are worth closing
 _DISPLACED = 3  # times that one request makes way for more urgent ones, at most
 
@@ -160,10 +160,12 @@ class Engine:
         if not self._resident:
             return False
         self._close_holes()
-        worked = self._restore()
+        worked = restored = self._restore()
         if self._running:
             self._decode()
             worked = True
+        if restored and any(sequence.phase is Phase.RESTORING for sequence in self._resident.values()):
+            return True  # blocks are coming in: no prefill call of another, which takes longer, in between
         return self._prefill() or worked
 
     def _take_inbox(self) -> None:
@@ -242,7 +244,7 @@ class Engine:
                 continue
             before = sequence.n_past
             with self._guard(sequence):
-                box = _RESTORE_BOX if self._running else 3600.0
+                box = _RESTORE_SHARE * self._settings.max_stall if self._running else 3600.0
                 if self._restorer is None or self._restorer.step(sequence, box):
                     if not sequence.n_past:  # nothing was restored, or it was given up: what it computes is its own
                         self._cells.enter(sequence.seq_id)

@@ -51,7 +51,7 @@ class Sharer:
             if other.phase is Phase.DECODE or not _may_share(sequence, other):
                 continue
             common = min(common_tokens(sequence.le(), other.le()), len(sequence.tokens) - 1, len(other.tokens) - 1)
-            useful = _whole(common)
+            useful = _whole(common) if self._exact else common
             if useful >= sequence.matched + BLOCK_TOKENS and other.n_past < useful:
                 return other
         return None
