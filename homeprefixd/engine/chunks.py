@@ -32,4 +32,4 @@ def longest_call(rate: float, max_stall: float, batch: int, *, whole_blocks: boo
         return min(batch, allowed // BLOCK_TOKENS * BLOCK_TOKENS)
     if whole_blocks or not rate:
         return BLOCK_TOKENS
-    return max(SHORTEST_CALL, 1 << allowed.bit_length() - 1) if allowed else SHORTEST_CALL
+    return max(SHORTEST_CALL, 1 << allowed.bit_length() >> 1)

@@ -444,7 +444,7 @@ class Engine:
         """One is left of many, perhaps in high cells: it leaves and comes back to the first ones.
 
         Each step costs as if all cells up to the highest were in use: 6,600 unused ones make decoding a third slower
-        (measured), moving a sequence takes as long as a token or two.
+        (the design's figure).
         """
         if len(self._resident) != 1 or self._restorer is None or not self._restorer.connected:
             return

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -64,18 +66,11 @@ class Loading:
                 raise BlockLostError("no room in the hot tier" if hot is None else "replaced")
             cache.loading[key] = size
             removals = cache.removals
-        place = lease.places[index]
-        record, reason = self._read(place, offset, size, decoder)
-        with cache.lock:
-            del cache.loading[key]
-            cache.loaded.notify_all()
-            if record is not None and removals != cache.removals and not cache.is_stored(place):
-                record, reason = None, "removed"
+        with self._bring(lease.places[index], key, offset, size, removals, decoder) as (record, reason):
             if record is None:
-                cache.arena.free(offset, size, cache.clock())
                 cache.counters.lost += 1
                 raise BlockLostError(reason)
-            hot = self._publish(place, record, offset)
+            hot = self._publish(lease.places[index], record, offset)
             if hot is None or lease.released:
                 raise BlockLostError("released" if lease.released else "replaced")
             return self._hold(lease, index, hot)
@@ -91,17 +86,27 @@ class Loading:
                 return False
             cache.loading[key] = size
             removals = cache.removals
-        record, _reason = self._read(node.tree_key, offset, size, decoder)
+        with self._bring(node.tree_key, key, offset, size, removals, decoder) as (record, _reason):
+            return record is not None and self._publish(node.tree_key, record, offset) is not None
+
+    @contextmanager
+    def _bring(
+        self, place: bytes, key: bytes, offset: int, size: int, removals: int, decoder: Decoder
+    ) -> Iterator[tuple[Record | None, str]]:
+        """Read a block that was noted in `loading` at `removals`; its record, or why not, under the cache's lock.
+
+        Without a record its slot is free again.
+        """
+        cache = self._cache
+        record, reason = self._read(place, offset, size, decoder)
         with cache.lock:
             del cache.loading[key]
             cache.loaded.notify_all()
-            if record is not None and removals != cache.removals and not cache.is_stored(node.tree_key):
-                record = None
+            if record is not None and removals != cache.removals and not cache.is_stored(place):
+                record, reason = None, "removed"
             if record is None:
                 cache.arena.free(offset, size, cache.clock())
-            else:
-                self._publish(node.tree_key, record, offset)
-        return record is not None
+            yield record, reason
 
     def _read(self, place: bytes, offset: int, size: int, decoder: Decoder) -> tuple[Record | None, str]:
         cache = self._cache
