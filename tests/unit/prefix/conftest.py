@@ -19,6 +19,20 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 @pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., House]]:
+    """Makes caches of other sizes over one directory."""
+    houses: list[House] = []
+
+    def build(**sizes: int) -> House:
+        houses.append(House(tmp_path, **sizes))
+        return houses[-1]
+
+    yield build
+    for house in houses:
+        house.close()
+
+
+@pytest.fixture
 def start_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Store]]:
     """Starts stores that end with the test."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))

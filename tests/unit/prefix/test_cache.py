@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import lmdb
@@ -25,19 +24,6 @@ from homeprefixd.prefix.tree import Placed
 
 PROMPT = list(range(1000, 1000 + 3 * BLOCK_TOKENS + 10))
 OTHER = PROMPT[: 2 * BLOCK_TOKENS] + list(range(9000, 9000 + BLOCK_TOKENS + 5))
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., House]]:
-    houses: list[House] = []
-
-    def build(**sizes: int) -> House:
-        houses.append(House(tmp_path, **sizes))
-        return houses[-1]
-
-    yield build
-    for house in houses:
-        house.close()
 
 
 def tiers(house: House, tokens: list[int]) -> list[str]:

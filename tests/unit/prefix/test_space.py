@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-import pytest
 from prefix_testing import MIB, House
 
 from homeprefixd.prefix import listing
@@ -14,19 +12,6 @@ from homeprefixd.prefix.tree import Placed
 from homeprefixd.prefix.wear import DAY, Written
 
 SIZE = 400_000  # of a block; half of it as stored
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., House]]:
-    houses: list[House] = []
-
-    def build(**sizes: int) -> House:
-        houses.append(House(tmp_path, **sizes))
-        return houses[-1]
-
-    yield build
-    for house in houses:
-        house.close()
 
 
 def fill(house: House, prompts: range) -> None:
