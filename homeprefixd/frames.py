@@ -75,6 +75,13 @@ class Sampling(msgspec.Struct, frozen=True):
     min_tokens: int = 0
 
 
+class Constraint(msgspec.Struct, frozen=True):
+    """What a reply must look like. `text`: the JSON schema as JSON, or the grammar; "" for `json_object`."""
+
+    kind: Literal["json_object", "json_schema", "grammar"]
+    text: str = ""
+
+
 class Generate(Frame):
     """A request, the same for every dialect. Exactly one of `messages` and `prompt` is not None."""
 
@@ -91,6 +98,10 @@ class Generate(Frame):
     salt: str = ""  # the request's own namespace, "" for the shared one
     priority: Literal["interactive", "normal", "background"] = "normal"
     client: str = ""  # whose fair share it is: an API key's name, or what else tells apps apart
+    constraint: Constraint | None = None
+    tool_choice: str = "auto"  # auto, none, required, or `=` and the name of the tool that must be called
+    parallel_tool_calls: bool = True  # False: at most one call in a reply
+    logprobs: int = -1  # >= 0: report each token's, and those of so many of the likeliest others
 
 
 class Cancel(Frame):
@@ -217,12 +228,33 @@ class Progress(Frame):
     total: int
 
 
+class CallPiece(msgspec.Struct):
+    """A piece of a tool call. `id` and `name` stand in the first piece of a call only."""
+
+    index: int  # which call of the reply, from 0
+    arguments: str  # the next part of a JSON text
+    id: str = ""
+    name: str = ""
+
+
+class TokenLogprob(msgspec.Struct):
+    """A generated token and its natural logarithm of probability, before any sampler; `top`: the likeliest ones'."""
+
+    token: int
+    piece: bytes
+    logprob: float
+    top: list[TokenLogprob] = []
+
+
 class Delta(Frame):
-    """Text of a streaming request: whole characters, never part of a stop string."""
+    """Of a streaming request: whole characters, never part of a stop string."""
 
     rid: str
     text: str
     tokens: int  # tokens generated so far
+    reasoning: str = ""  # the model's thoughts, which are not part of `text`
+    calls: list[CallPiece] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -244,10 +276,13 @@ class Finished(Frame):
     """The last frame of a request that went well. `text` is the whole reply where `stream` was False, else ""."""
 
     rid: str
-    reason: Literal["stop", "length", "cancelled"]
+    reason: Literal["stop", "length", "cancelled", "tool_calls"]
     text: str
     stop: str | None  # the stop string that ended it
     timings: Timings
+    reasoning: str = ""  # like `text`: whole where `stream` was False
+    calls: list[CallPiece] = []  # likewise, one piece for each call
+    logprobs: list[TokenLogprob] = []  # likewise
 
 
 class Heartbeat(Frame):
