@@ -61,13 +61,11 @@ class Queue:
                 return not self._restorer.planned(sequence)
         return False
 
-    def has_room(self, sequence: Sequence, residents: Collection[Sequence]) -> bool:
-        """Whether there are cells for its prompt beside those of the others."""
+    def has_room(self, sequence: Sequence, residents: Collection[Sequence], shared: int) -> bool:
+        """Whether there are cells for its prompt beside `residents` in one context, `shared` of which it uses, too."""
         if not residents:
             return True
-        needed = len(sequence.tokens) + BLOCK_TOKENS
-        if self._sharer is not None:
-            needed -= self._sharer.find(sequence, residents)[1]
+        needed = len(sequence.tokens) + BLOCK_TOKENS - shared
         coming = sum(len(other.tokens) - other.n_past for other in residents)
         used = self._cells.used({other.seq_id: other.n_past for other in residents})
         return used + coming + needed <= self._n_ctx

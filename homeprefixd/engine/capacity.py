@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..errors import ModelError
 from ..machine import available_memory
 from .bindings import Model
+from .places import MOST
 
 DEFAULT_CTX = 32768
 _ROUND = 256  # what llama.cpp pads a context to
@@ -90,6 +91,21 @@ def choose(
     if score_bytes and chosen % _ALIAS == 0:
         chosen += -_ROUND if chosen - _ROUND >= own else 0 if chosen == original else _ROUND
     return Capacity(own, chosen)
+
+
+def split(model: Model, size: Capacity, parallel: int, *, on_gpu: bool, has_scores: bool) -> list[int]:
+    """The pool as cells of one or more contexts, each of which holds one request; see `places.py` for why.
+
+    One where the state is not of full attention alone, and on a GPU, where memory is dear.
+    """
+    plain = not (model.is_recurrent or model.is_hybrid or model.n_swa or original_context(model))
+    count = max(1, min(parallel, size.pool // size.ctx, MOST)) if plain and not on_gpu else 1
+    if count == 1:
+        return [size.pool]
+    own = size.pool // count // _ROUND * _ROUND
+    if has_scores and own % _ALIAS == 0:
+        own += -_ROUND if own - _ROUND >= size.ctx else _ROUND
+    return [max(own, _up(size.ctx))] * count
 
 
 def _up(tokens: int) -> int:

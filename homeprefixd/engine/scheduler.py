@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -24,6 +25,7 @@ from .bindings import Batch, Context, Model
 from .cells import CellLedger
 from .chunks import SHORTEST_CALL, chunk_end, longest_call
 from .failures import DecodeError, failure_of
+from .places import Place, Places
 from .restoring import Restorer
 from .sampling import Sampler
 from .saving import Saver
@@ -52,33 +54,30 @@ class EngineSettings:
 
 
 class Engine:
-    """Runs sequences on one context. `emit` sends a frame to the daemon; `saver`, `restorer` None: cache mode off."""
+    """Runs sequences on a model's contexts. `emit` sends a frame to the daemon; `saver`, `restorer` None: cache off."""
 
     def __init__(
         self,
         model: Model,
-        context: Context,
+        places: Places,
         settings: EngineSettings,
         emit: Callable[[Frame], None],
         counters: defaultdict[str, float],
         saver: Saver | None = None,
         restorer: Restorer | None = None,
     ) -> None:
-        self._model, self._context, self._settings, self._emit = model, context, settings, emit
+        self._model, self._places, self._settings, self._emit = model, places, settings, emit
         self._saver, self._restorer = saver, restorer
         self.counters = counters
         self._wake = threading.Event()
         self._cells = CellLedger()
-        self._sharer = Sharer(context, self._cells, restorer.exact, counters) if restorer is not None else None
+        self._sharer = Sharer(places, self._cells, restorer.exact, counters) if restorer is not None else None
         self._shares = Shares()
-        self._queue = Queue(restorer, self._sharer, self._cells, self._shares, context.n_ctx, self._wake.set)
+        self._queue = Queue(restorer, self._sharer, self._cells, self._shares, places.n_ctx, self._wake.set)
         self._inbox: deque[Sequence | str] = deque()  # a new sequence, or the rid of one to cancel
         self._resident: dict[int, Sequence] = {}  # by sequence id, in order of admission
-        self._running: list[Sequence] = []  # those that decode
-        self._ids = list(range(settings.parallel))[::-1]
         self._batch = Batch(max(settings.batch, settings.parallel))
         self._rate = 0.0  # prefill, tokens per second
-        self._peak = 0  # cells in use at most since the context was empty: about the highest that was used
         self._steps = 0
         self._step_began = 0.0
         self._stop_at: float | None = None
@@ -129,7 +128,7 @@ class Engine:
             running=len(lengths),
             waiting=len(self._queue.waiting),
             cells_used=used,
-            cells=self._context.n_ctx,
+            cells=self._places.cells,
             counters=dict(self.counters),
             cells_shared=max(0, sum(lengths.values()) - used),
         )
@@ -161,9 +160,10 @@ class Engine:
             return False
         self._close_holes()
         worked = restored = self._restore()
-        if self._running:
-            self._decode()
-            worked = True
+        for place in self._places.all:
+            if place.running:
+                self._decode(place)
+                worked = True
         if restored and any(sequence.phase is Phase.RESTORING for sequence in self._resident.values()):
             return True  # blocks are coming in: no prefill call of another, which takes longer, in between
         return self._prefill() or worked
@@ -189,18 +189,38 @@ class Engine:
     def _admit(self) -> None:
         now = time.perf_counter()
         residents = self._resident.values()
-        if not self._ids and all(other.urgency >= 0 for other in residents):
+        if self._is_full and all(other.urgency >= 0 for other in residents):
             return
         for sequence in self._queue.order(now):
             if self._queue.is_behind(sequence, residents):
                 continue
-            if not self._ids and not self._displace(sequence):
+            if self._is_full and not self._displace(sequence):
                 return
-            if not self._queue.has_room(sequence, residents):
+            place, source, count = self._place_for(sequence)
+            if place is None:
                 if self._queue.blocks_others(sequence, now):
                     return
                 continue
-            self._enter(sequence, now)
+            self._enter(sequence, place, now, source, count)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._resident) >= self._settings.parallel
+
+    def _place_for(self, sequence: Sequence) -> tuple[Place | None, Sequence | None, int]:
+        """Where it costs least and has room now, whose first cells it can use there, and how many."""
+        best: tuple[Place | None, Sequence | None, int] = (None, None, 0)
+        least = math.inf
+        for place in self._places.all:
+            if not place.ids:
+                continue
+            source, count = None, 0
+            if self._sharer is not None and place.residents and not sequence.no_lookup:
+                source, count = self._sharer.find(sequence, place.residents.values())
+            cost = self._places.cost(place, sequence, count)
+            if cost < least and self._queue.has_room(sequence, place.residents.values(), count):
+                best, least = (place, source, count), cost
+        return best
 
     def _displace(self, sequence: Sequence) -> bool:
         """Set a background request aside, the youngest, for want of a place. False: there is none."""
@@ -212,27 +232,25 @@ class Engine:
                 return True
         return False
 
-    def _used(self) -> int:
+    def _used(self, place: Place) -> int:
         """Cells in use."""
-        return self._cells.used({seq_id: sequence.n_past for seq_id, sequence in self._resident.items()})
+        return self._cells.used({seq_id: sequence.n_past for seq_id, sequence in place.residents.items()})
 
-    def _enter(self, sequence: Sequence, now: float) -> None:
+    def _enter(self, sequence: Sequence, place: Place, now: float, source: Sequence | None, count: int) -> None:
         self._queue.waiting.remove(sequence)
-        sequence.seq_id = self._ids.pop()
-        others = list(self._resident.values())
+        sequence.seq_id = place.ids.pop()
+        others = list(place.residents.values())
         for other in (sequence, *others) if others else ():
             other.aligned = False
-        self._resident[sequence.seq_id] = sequence
+        self._resident[sequence.seq_id] = place.residents[sequence.seq_id] = sequence
         self._cells.enter(sequence.seq_id)
         sequence.phase = Phase.RESTORING
         sequence.stalled_since = 0.0
         if not sequence.started:
             sequence.admitted = now
         with self._guard(sequence):
-            if self._sharer is not None and not sequence.no_lookup:
-                source, count = self._sharer.find(sequence, others)
-                if source is not None:
-                    self._sharer.share(source, sequence, count)
+            if self._sharer is not None and source is not None:
+                self._sharer.share(source, sequence, count)
             if sequence.sampler is None:
                 sequence.sampler = Sampler(self._model, sequence.request.sampling, self._settings.ctx)
                 sequence.sampler.accept_prompt(sequence.request.tokens)
@@ -244,7 +262,7 @@ class Engine:
                 continue
             before = sequence.n_past
             with self._guard(sequence):
-                box = _RESTORE_SHARE * self._settings.max_stall if self._running else 3600.0
+                box = _RESTORE_SHARE * self._settings.max_stall if self._decoding else 3600.0
                 if self._restorer is None or self._restorer.step(sequence, box):
                     if not sequence.n_past:  # nothing was restored, or it was given up: what it computes is its own
                         self._cells.enter(sequence.seq_id)
@@ -262,12 +280,17 @@ class Engine:
 
     # ---- decode
 
-    def _decode(self) -> None:
-        running = self._running
-        self._batch.set_steps([s.tokens[-1] for s in running], [s.n_past for s in running], [s.seq_id for s in running])
+    @property
+    def _decoding(self) -> bool:
+        return any(place.running for place in self._places.all)
+
+    def _decode(self, place: Place) -> None:
+        running = place.running
+        ids = [place.local(s.seq_id) for s in running]
+        self._batch.set_steps([s.tokens[-1] for s in running], [s.n_past for s in running], ids)
         began = self._step_began = time.perf_counter()
         try:
-            fits = self._context.decode(self._batch)
+            fits = place.context.decode(self._batch)
         except DecodeError as error:
             for sequence in list(running):
                 self._fail(sequence, error)
@@ -275,13 +298,13 @@ class Engine:
         finally:
             self._step_began = 0.0
         if not fits:
-            self._make_room()
+            self._make_room(place)
             return
         each = None
         for index, sequence in enumerate(list(running)):
             sequence.n_past += 1
             try:  # as `_guard`, without its cost for each token
-                self._next_token(sequence, index)
+                self._next_token(sequence, place.context, index)
             except ConnectionError:
                 raise
             except Exception as error:
@@ -295,12 +318,12 @@ class Engine:
             if sequence.n_past % BLOCK_TOKENS == 0 and sequence.phase is Phase.DECODE:
                 self._save(sequence)
 
-    def _next_token(self, sequence: Sequence, index: int) -> None:
+    def _next_token(self, sequence: Sequence, context: Context, index: int) -> None:
         """Sample from output `index`, send the text, end the request where it ends."""
         request, sampler, text = sequence.request, sequence.sampler, sequence.text
         if sampler is None:
             raise RuntimeError("a sequence without a sampler")
-        token = sampler.sample(self._context, index, sequence.generated)
+        token = sampler.sample(context, index, sequence.generated)
         if not sequence.first_token:
             sequence.first_token = time.perf_counter()
         sequence.generated += 1
@@ -326,11 +349,12 @@ class Engine:
         sequence = self._choose_prefill()
         if sequence is None:
             return False
-        if self._context.pos_max(sequence.seq_id) != sequence.n_past - 1:
+        place = self._places.of(sequence.seq_id)
+        if self._places.pos_max(sequence.seq_id) != sequence.n_past - 1:
             # llama.cpp would compute it all the same, without what is missing: a wrong answer that looks right.
             logger.error("request %s: its cells are not what they should be, it is computed anew", sequence.request.rid)
             self.counters["position_errors"] += 1
-            self._context.remove(sequence.seq_id)
+            self._places.remove(sequence.seq_id)
             self._cells.enter(sequence.seq_id)
             sequence.forget_state()
             if not sequence.generated:
@@ -338,25 +362,25 @@ class Engine:
                 sequence.tiers.clear()
         start, total = sequence.n_past, len(sequence.tokens)
         end = chunk_end(start, total, self._longest_call())
-        self._batch.set_prompt(sequence.array()[start:end], start, sequence.seq_id)
+        self._batch.set_prompt(sequence.array()[start:end], start, place.local(sequence.seq_id))
         began = self._step_began = time.perf_counter()
         try:
-            fits = self._context.decode(self._batch)
+            fits = place.context.decode(self._batch)
             if fits:
-                self._context.synchronize()
+                place.context.synchronize()
         except DecodeError as error:
             self._fail(sequence, error)
             return True
         finally:
             self._step_began = 0.0
         if not fits:
-            self._make_room()
+            self._make_room(place)
             return True
         self._account_prefill(sequence, end, time.perf_counter() - began)
         with self._guard(sequence):
             self._progress(sequence)
             if end == total:
-                self._begin_decode(sequence)
+                self._begin_decode(sequence, place)
         if sequence.phase is not Phase.ENDED:
             self._save(sequence)
         return True
@@ -365,7 +389,7 @@ class Engine:
         """Tokens of the longest prefill call now: nobody, also one that arrives meanwhile, waits much longer for it."""
         exact = self._restorer is not None and self._restorer.exact
         settings = self._settings
-        whole = exact or not self._running
+        whole = exact or not self._decoding
         return longest_call(self._rate, settings.max_stall, settings.batch, whole_blocks=whole)
 
     def _choose_prefill(self) -> Sequence | None:
@@ -394,17 +418,17 @@ class Engine:
         self.counters["prefill_seconds"] += seconds
         self._shares.count(sequence.request.client, prefilled=count, now=time.perf_counter())
 
-    def _begin_decode(self, sequence: Sequence) -> None:
+    def _begin_decode(self, sequence: Sequence, place: Place) -> None:
         """The prompt is computed: sample from its last logits."""
         if self._settings.debug_logits and not sequence.first_token:
-            sequence.logits_sha256 = hashlib.sha256(self._context.logits(-1).tobytes()).hexdigest()
+            sequence.logits_sha256 = hashlib.sha256(place.context.logits(-1).tobytes()).hexdigest()
         if sequence.request.max_tokens == 0:
             sequence.first_token = time.perf_counter()
             self._finish(sequence, "length")
             return
         sequence.phase = Phase.DECODE
-        self._running.append(sequence)
-        self._next_token(sequence, -1)
+        place.running.append(sequence)
+        self._next_token(sequence, place.context, -1)
 
     def _progress(self, sequence: Sequence) -> None:
         if sequence.generated:  # it was set aside: to its client this is only a pause
@@ -420,10 +444,10 @@ class Engine:
 
     # ---- leaving
 
-    def _make_room(self) -> None:
+    def _make_room(self, place: Place) -> None:
         """The cells are out: set the youngest aside. Its blocks are saved; it comes back by look-up."""
-        youngest = list(self._resident.values())[-1]
-        if len(self._resident) == 1:
+        youngest = list(place.residents.values())[-1]
+        if len(place.residents) == 1:
             self._fail(youngest, UnavailableError("The context has no cells for this request. Raise `model.pool`."))
             return
         logger.info("the context is full: request %s is set aside", youngest.request.rid)
@@ -446,14 +470,17 @@ class Engine:
         Each step costs as if all cells up to the highest were in use: 6,600 unused ones make decoding a third slower
         (the design's figure).
         """
-        if len(self._resident) != 1 or self._restorer is None or not self._restorer.connected:
+        if self._restorer is None or not self._restorer.connected:
             return
-        (sequence,) = self._resident.values()
-        holes = self._peak - sequence.n_past
-        stays = sequence.phase is Phase.DECODE and sequence.request.cache and not sequence.no_save
-        if stays and holes >= max(_HOLES, sequence.n_past):
-            self.counters["holes_closed"] += 1
-            self._set_aside(sequence)
+        for place in self._places.all:
+            if len(place.residents) != 1:
+                continue
+            (sequence,) = place.residents.values()
+            holes = place.peak - sequence.n_past
+            stays = sequence.phase is Phase.DECODE and sequence.request.cache and not sequence.no_save
+            if stays and holes >= max(_HOLES, sequence.n_past):
+                self.counters["holes_closed"] += 1
+                self._set_aside(sequence)
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
         now = time.perf_counter()
@@ -500,29 +527,30 @@ class Engine:
         """Its cells and its place are free."""
         if self._restorer is not None:
             self._restorer.end(sequence)
-        if sequence in self._running:
-            self._running.remove(sequence)
         if sequence.seq_id not in self._resident:
             return
-        self._peak = max(self._peak, self._used())
-        del self._resident[sequence.seq_id]
-        self._context.remove(sequence.seq_id)
+        place = self._places.of(sequence.seq_id)
+        if sequence in place.running:
+            place.running.remove(sequence)
+        place.peak = max(place.peak, self._used(place))
+        del self._resident[sequence.seq_id], place.residents[sequence.seq_id]
+        self._places.remove(sequence.seq_id)
         self._cells.leave(sequence.seq_id)
-        self._ids.append(sequence.seq_id)
+        place.ids.append(sequence.seq_id)
         sequence.seq_id = -1
-        if not self._resident:
-            self._peak = 0
-            self._check_empty()
-            self._context.clear()  # the next one begins at the first cell, so on the grid
+        if not place.residents:
+            place.peak = 0
+            self._check_empty(place)
+            place.context.clear()  # the next one begins at the first cell, so on the grid
 
-    def _check_empty(self) -> None:
-        """Nobody is in the context: no cell, sequence id or lease may be left."""
-        left = [seq for seq in range(self._settings.parallel + 1) if self._context.pos_max(seq) != -1]
-        missing = set(range(self._settings.parallel)) - set(self._ids)
-        if left or missing or self._running or self._cells.used({}):
-            logger.error("the empty context is not: cells of %s, ids %s, running %s", left, missing, self._running)
+    def _check_empty(self, place: Place) -> None:
+        """Nobody is in a context: no cell, sequence id or lease may be left."""
+        left = [seq for seq in range(self._settings.parallel + 1) if place.context.pos_max(seq) != -1]
+        missing = place.all_ids.difference(place.ids)
+        if left or missing or place.running or self._cells.used(dict.fromkeys(place.all_ids, 0)):
+            logger.error("the empty context is not: cells of %s, ids %s, running %s", left, missing, place.running)
             self.counters["integrity_errors"] += 1
-            self._running.clear()
+            place.running.clear()
 
     def _save(self, sequence: Sequence, *, tail: bool = False) -> None:
         """Cache trouble is never the request's."""

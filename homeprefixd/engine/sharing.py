@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from ..prefix.blocks import BLOCK_TOKENS, common_tokens
-from .bindings import Context
 from .cells import CellLedger
+from .places import Places
 from .sequence import Phase, Sequence
 
 logger = logging.getLogger(__name__)
@@ -24,8 +24,8 @@ LEAST = 16
 class Sharer:
     """`counters` gets: shared_tokens, position_errors."""
 
-    def __init__(self, context: Context, cells: CellLedger, exact: bool, counters: defaultdict[str, float]) -> None:
-        self._context, self._cells, self._exact, self._counters = context, cells, exact, counters
+    def __init__(self, places: Places, cells: CellLedger, exact: bool, counters: defaultdict[str, float]) -> None:
+        self._places, self._cells, self._exact, self._counters = places, cells, exact, counters
 
     def find(self, sequence: Sequence, residents: Iterable[Sequence]) -> tuple[Sequence | None, int]:
         """Who has most of `sequence`'s prefix in its cells, and how many tokens of it may be shared now.
@@ -58,11 +58,11 @@ class Sharer:
 
     def share(self, source: Sequence, target: Sequence, count: int) -> None:
         """Have `target`, which is empty, use the first `count` cells of `source`."""
-        self._context.copy(source.seq_id, target.seq_id, 0, count)
-        if self._context.pos_min(target.seq_id) != 0 or self._context.pos_max(target.seq_id) != count - 1:
+        self._places.copy(source.seq_id, target.seq_id, 0, count)
+        if self._places.pos_min(target.seq_id) != 0 or self._places.pos_max(target.seq_id) != count - 1:
             logger.error("request %s: cells could not be shared, it is computed", target.request.rid)
             self._counters["position_errors"] += 1
-            self._context.remove(target.seq_id)
+            self._places.remove(target.seq_id)
             return
         self._cells.share(source.seq_id, target.seq_id, count)
         target.n_past = target.restored = count

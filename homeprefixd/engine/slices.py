@@ -137,7 +137,7 @@ def make_slicer(context: Context, scratch: int) -> Slicer | str:
     and the logits compared bit for bit; then the blocks in the wrong order, which must be refused.
     """
     if reason := why_not(context.model):
-        _warm_up(context)
+        warm_up(context)
         return reason
     try:
         return _self_test(context, scratch)
@@ -208,7 +208,7 @@ def _measure(context: Context, scratch: int) -> BlockSize:
     return BlockSize(sizes[0] - per_token * _TEST_BLOCK, per_token)
 
 
-def _warm_up(context: Context) -> None:
+def warm_up(context: Context) -> None:
     """One decode, so that the first request does not pay for what llama.cpp does once. Raises DecodeError."""
     _decode(context, Batch(2), _test_tokens(context.model, 2), 0)
     context.clear()

@@ -175,16 +175,18 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     from .intake import Intake
     from .llama_log import LlamaLog
     from .namespaces import Namespaces
+    from .places import PlacedSlicer, Places
     from .restoring import Restorer
     from .saving import Saver
     from .scheduler import Engine, EngineSettings
-    from .slices import Slicer, make_slicer
+    from .slices import Slicer, make_slicer, warm_up
 
     if not 1 <= load.parallel <= _MAX_PARALLEL:
         raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
     path = Path(load.path)
     model = Model.load(path, LlamaLog(), gpu_layers=load.gpu_layers, progress=_progress(emit))
     batch = max(64, load.batch // 64 * 64)
+    score_bytes = 0.0 if load.flash_attention else capacity.score_bytes_per_cell(model, batch)
     size = capacity.choose(
         model,
         ctx=load.ctx,
@@ -192,18 +194,27 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         memory=load.memory,
         parallel=load.parallel,
         kv_type=load.kv_type,
-        score_bytes=0.0 if load.flash_attention else capacity.score_bytes_per_cell(model, batch),
+        score_bytes=score_bytes,
     )
     threads = load.threads or len(os.sched_getaffinity(0))
-    context = Context(
-        model,
-        ContextSettings(
-            size.pool, max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, load.flash_attention
-        ),
-        "`model.pool`" if load.pool else "`model.ctx`",
-    )
+    cells = capacity.split(model, size, load.parallel, on_gpu=load.gpu_layers != 0, has_scores=score_bytes > 0)
+    contexts = [
+        Context(
+            model,
+            ContextSettings(
+                own, max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, load.flash_attention
+            ),
+            "`model.pool`" if load.pool else "`model.ctx`",
+        )
+        for own in cells
+    ]
+    context = contexts[0]
     made = make_slicer(context, scratch=load.parallel)
+    for other in contexts[1:]:
+        warm_up(other)
     slicer = made if isinstance(made, Slicer) else None
+    if slicer is not None and len(contexts) > 1:
+        slicer = PlacedSlicer(slicer, contexts, load.parallel)
     reason = "" if slicer is not None else f"No prefix is reused for this model: {made}."
     if slicer is not None and load.reuse == "off":
         slicer, reason = None, "`cache.reuse` is off."
@@ -230,7 +241,9 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         )
         saver = Saver(store, slicer, model, namespaces, counters)
         restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
-    engine = Engine(model, context, settings, emit, counters, saver, restorer)
+    cell_bytes = float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type))
+    places = Places(contexts, load.parallel, cell_bytes=cell_bytes, weight_bytes=model.size)
+    engine = Engine(model, places, settings, emit, counters, saver, restorer)
     prompts = PromptBuilder(_template(load, model.chat_template), model.bos_text, model.eos_text, load.template_timeout)
     intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue)
     info = ModelInfo(
@@ -244,8 +257,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         n_embd=model.n_embd,
         n_ctx_train=model.n_ctx_train,
         n_ctx=size.ctx,
-        n_pool=context.n_ctx,
-        kv_bytes_per_token=float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type)),
+        n_pool=places.cells,
+        kv_bytes_per_token=cell_bytes,
         parallel=load.parallel,
         threads=threads,
         has_template=prompts.has_template,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from homeprefixd.engine import worker
+from homeprefixd.engine.bindings import Context
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
 from homeprefixd.errors import from_frame
@@ -49,9 +50,9 @@ class Logits:
         self.of: dict[str, list[np.ndarray]] = {}
         original = Engine._next_token
 
-        def next_token(engine: Engine, sequence: Sequence, index: int) -> None:
-            self.of.setdefault(sequence.request.rid, []).append(engine._context.logits(index))
-            original(engine, sequence, index)
+        def next_token(engine: Engine, sequence: Sequence, context: Context, index: int) -> None:
+            self.of.setdefault(sequence.request.rid, []).append(context.logits(index))
+            original(engine, sequence, context, index)
 
         monkeypatch.setattr(Engine, "_next_token", next_token)
 
@@ -137,6 +138,5 @@ class Running:
         assert not self._thread.is_alive()
         if self.worker.namespaces is not None:
             self.worker.namespaces.close()
-        context, model = self.engine._context, self.engine._model
-        context.close()
-        model.close()
+        self.engine._places.close()
+        self.engine._model.close()

@@ -12,6 +12,7 @@ import pytest
 
 from homeprefixd.engine.bindings import Context, Model
 from homeprefixd.engine.failures import DecodeError
+from homeprefixd.engine.places import Place
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
 from homeprefixd.errors import ContextOverflowError, HomeprefixdError, RequestError, UnavailableError
@@ -98,14 +99,13 @@ def test_coming_back_goes_on_where_it_was(
     original = Engine._decode
     asked: list[int] = []
 
-    def decode(self: Engine) -> None:
-        sequence = self._running[0]
+    def decode(self: Engine, place: Place) -> None:
+        sequence = place.running[0]
         if sequence.generated == 50 and not asked:
             asked.append(len(sequence.tokens))
-            self._resident[-1] = sequence  # a second one, so that it is not the only one
-            self._make_room()
+            self._set_aside(sequence)
             return
-        original(self)
+        original(self, place)
 
     monkeypatch.setattr(Engine, "_decode", decode)
     second = running.ask(tokens(200, 1), 100)[1].rid
@@ -175,7 +175,7 @@ def test_cells_that_are_missing_are_noticed(
         original(self, sequence, end, seconds)
         if end == 192 and not lost:
             lost.append(end)
-            self._context.remove(sequence.seq_id)
+            self._places.remove(sequence.seq_id)
 
     monkeypatch.setattr(Engine, "_account_prefill", account)
     text, end = running.ask(tokens(300), 20, cache=False)
