@@ -33,12 +33,39 @@ _MIXED_HEADS: dict[str, Any] = {  # a recurrent layer between two with attention
     "attention.head_count": [HEADS, 0, HEADS],
     "attention.head_count_kv": [HEADS, 0, HEADS],
 }
+_EXPERTS: dict[str, Any] = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": WIDTH,
+    "expert_shared_count": 1,
+    "expert_shared_feed_forward_length": WIDTH,
+    "expert_weights_scale": 1.0,
+}
+_DELTA: dict[str, Any] = {**_STATE_SPACE, "ssm.inner_size": 4 * WIDTH, "full_attention_interval": 2}
 ARCHS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"attention.key_length": HEAD, "attention.value_length": HEAD},
+    "gemma2": {"attention.sliding_window": WINDOW},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2},
+    "gpt-oss": {**_EXPERTS, "attention.sliding_window": WINDOW},
+    "deepseek2": {
+        **_EXPERTS,
+        "leading_dense_block_count": 1,
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": HEAD,
+        "attention.kv_lora_rank": HEAD,
+        "attention.key_length": HEAD + HEAD // 2,
+        "attention.value_length": HEAD,
+        "attention.key_length_mla": HEAD,
+        "attention.value_length_mla": HEAD,
+        "rope.dimension_count": HEAD // 2,
+    },
     "mamba2": _STATE_SPACE,
     "granitehybrid": {**_STATE_SPACE, **_MIXED_HEADS},
+    "lfm2": {**_MIXED_HEADS, "shortconv.l_cache": 3},
+    "falcon-h1": _STATE_SPACE,
+    "qwen35": {**_DELTA, "rope.dimension_sections": [HEAD // 4] * 4},
+    "qwen3next": {**_DELTA, **_EXPERTS},
 }
 
 

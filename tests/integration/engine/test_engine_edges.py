@@ -1,0 +1,228 @@
+"""Every family of models through engine and real store: cold, hot, after a restart, at branches, from a full store.
+
+Logits are compared, not texts, and each family has a control that must fail: another prompt's state in the same
+place. The models are tiny and random (`tests/tiny_model.py`); their weights are such that wrong state shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homeprefixd.engine.edges import EdgeSlicer
+from homeprefixd.engine.worker import DEBUG_LOGITS
+from homeprefixd.frames import Finished, Message
+from homeprefixd.prefix.client import StoreClient
+from tests.integration.engine.running import Logits, Running, load_frame
+from tests.unit.prefix.prefix_testing import MIB, Store
+
+FULL = ["llama", "qwen3", "deepseek2"]
+WINDOW = ["gemma2", "gemma3", "gpt-oss"]
+RECURRENT = ["mamba2", "granitehybrid", "lfm2", "falcon-h1", "qwen35", "qwen3next"]
+EDGED = [*WINDOW, *RECURRENT]
+
+BASE = 320  # tokens: five blocks
+
+Tokens = Callable[[int, int], list[int]]
+Serve = Callable[..., "House"]
+
+
+class House:
+    """A worker's parts in this process and a real store process on a directory."""
+
+    def __init__(self, model: Path, directory: Path, sizes: dict[str, int], changes: dict[str, Any]) -> None:
+        directory.mkdir(exist_ok=True)
+        self.store = Store(directory, **sizes)
+        self.client = StoreClient()
+        self.client.attach(self.store.adopt())
+        self.running = Running(load_frame(model, **changes), self.client)  # type: ignore[arg-type]
+        self.running.known()
+
+    def ask(self, prompt: list[int] | list[Message], max_tokens: int = 1, **changes: Any) -> Finished:
+        return self.running.ask(prompt, max_tokens, **changes)[1]
+
+    def cold(self, prompt: list[int], max_tokens: int = 1) -> Finished:
+        return self.ask(prompt, max_tokens, cache=False)
+
+    def stats(self) -> dict[str, Any]:
+        return self.store.stats()
+
+    def close(self) -> None:
+        if self.store.process.poll() is None:
+            counters = self.running.engine.counters
+            assert not counters["integrity_errors"]
+            assert not counters["position_errors"]
+            self.running.close()
+            self.client.close()
+            assert self.store.flush() == 0
+            status, said = self.store.stop()
+            assert status == 0, said
+
+
+@pytest.fixture
+def serve(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., House]]:
+    monkeypatch.setenv(DEBUG_LOGITS, "1")
+    houses: list[House] = []
+
+    def start(arch: str, *, hot: int = 64 * MIB, warm: int = 256 * MIB, **changes: Any) -> House:
+        for house in houses:
+            house.close()
+        houses.append(House(tiny(arch), tmp_path / "cache", {"hot": hot, "warm": warm}, changes))
+        return houses[-1]
+
+    yield start
+    for house in houses:
+        house.close()
+
+
+def _same(house: House, prompt: list[int], cached: int) -> None:
+    """A request reuses exactly so much, and its logits are those of a cold run, bit for bit."""
+    found = house.ask(prompt)
+    assert found.timings.cache_n == cached
+    assert found.timings.logits_sha256 == house.cold(prompt).timings.logits_sha256
+
+
+@pytest.mark.parametrize(
+    ("arch", "kv_type"),
+    [*((arch, "f16") for arch in [*FULL, *EDGED]), *((arch, "q8_0") for arch in ("llama", "gemma3", "qwen35"))],
+)
+def test_hot_and_after_a_restart_the_logits_are_those_of_a_cold_run(
+    serve: Serve, tokens: Tokens, arch: str, kv_type: str
+) -> None:
+    changes = {"kv_type": kv_type, "flash_attention": kv_type != "f16"}
+    house = serve(arch, **changes)
+    mode = house.running.worker.info.cache_mode
+    assert (mode, house.running.worker.info.cache_reason) == ("blocks" if arch in FULL else "blocks with edges", "")
+    base = tokens(BASE, 1)
+    assert house.ask([*base, 5]).timings.cache_n == 0
+    _same(house, [*base, *tokens(10, 2)], BASE)
+    house = serve(arch, **changes)
+    _same(house, [*base, *tokens(12, 3)], BASE)
+    assert not house.running.engine.counters["restore_errors"]
+
+
+@pytest.mark.parametrize("arch", EDGED)
+def test_the_edge_of_another_prompt_would_give_other_logits(
+    serve: Serve, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    """The control: it has the right positions, so only the logits tell. That of another position is refused."""
+    house = serve(arch)
+    edges: dict[tuple[int, int], bytes] = {}
+    original = EdgeSlicer.import_node
+    mine, other = tokens(BASE, 1), tokens(BASE, 7)
+    swap = {"from": -1}
+
+    def import_node(
+        slicer: EdgeSlicer, seq: int, at: int, start: int, count: int, span: memoryview, edge: memoryview | None
+    ) -> int:
+        if edge is not None:
+            edges.setdefault((swap["from"], start), bytes(edge))
+            taken = edges.get((0, start + swap.get("shift", 0))) if swap["from"] == 2 else None
+            edge = memoryview(taken) if taken is not None else edge
+        return original(slicer, seq, at, start, count, span, edge)
+
+    monkeypatch.setattr(EdgeSlicer, "import_node", import_node)
+    for number, base in enumerate((other, mine)):
+        house.ask([*base, 5])
+        house.ask([*base[:64], 5])
+        swap["from"] = number
+        house.ask([*base[:64], 6])
+        house.ask([*base, 6])
+    question = [*mine, *tokens(10, 2)]
+    cold = house.cold(question).timings.logits_sha256
+    assert house.ask(question).timings.logits_sha256 == cold
+    swap["from"] = 2
+    wrong = house.ask([*mine, *tokens(10, 2)])
+    assert wrong.timings.cache_n >= BASE
+    assert wrong.timings.logits_sha256 != cold
+    if arch in RECURRENT:
+        swap["shift"] = -BASE + 64
+    else:
+        swap["shift"] = -64
+    edges[(0, BASE - 128)] = edges[(0, 0)]
+    before = house.running.engine.counters["restore_errors"]
+    refused = house.ask(question)
+    assert house.running.engine.counters["restore_errors"] == before + 1
+    assert refused.timings.cache_n == 0
+    assert refused.timings.logits_sha256 == cold
+
+
+@pytest.mark.parametrize("arch", ["deepseek2", *EDGED])
+def test_where_prompts_part_is_learned(
+    serve: Serve, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    logits = Logits(monkeypatch)
+    house = serve(arch)
+    base = tokens(BASE, 1)
+    house.ask([*base, 5])
+    second = house.ask([*base[:200], *tokens(60, 4)])
+    assert second.timings.cache_n == (0 if arch in EDGED else 200)
+    prompt = [*base[:200], *tokens(50, 5)]
+    third = house.ask(prompt, 4)
+    assert third.timings.cache_n == 200
+    logits.compare(third.rid, house.cold(prompt, 4).rid)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mamba2", "granitehybrid", "qwen35"])
+def test_a_chat_goes_on_where_it_was(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    logits = Logits(monkeypatch)
+    house = serve(arch)
+    rules = Message("system", " ".join(f"Rule {n}: keep lamp {n} at {n * 7} percent." for n in range(20)))
+
+    def turn(*messages: Message, cached: int) -> Finished:
+        found = house.ask([rules, *messages], 6)
+        assert found.timings.cache_n >= cached
+        logits.compare(found.rid, house.ask([rules, *messages], 6, cache=False).rid)
+        return found
+
+    first = turn(Message("user", "Which lamp is brightest?"), cached=0)
+    system = first.timings.total_prompt_n - 20
+    turn(Message("user", "And now another question."), cached=system)
+    again = turn(Message("user", "Which lamp is brightest?"), cached=system)
+    assert again.timings.cache_n >= first.timings.total_prompt_n - 8
+    said = Message("assistant", house.running.text(again.rid))
+    house = serve(arch)
+    second = turn(Message("user", "Which lamp is brightest?"), said, Message("user", "Why?"), cached=system + 4)
+    assert second.timings.cache_n >= first.timings.total_prompt_n - 8
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "granitehybrid"])
+def test_edges_are_few(serve: Serve, tokens: Tokens, arch: str) -> None:
+    """A long chat leaves no edge at each of its turns: the beginning's and those of the last turns stay."""
+    house = serve(arch)
+    prompt = tokens(130, 1)
+    house.ask(prompt, 8)
+    shape = house.running.engine._saver._slicer.edge  # type: ignore[union-attr]
+    for turn in range(12):
+        reply = [1000 + turn] * 8
+        prompt = [*prompt, *reply, *tokens(70, 10 + turn)]
+        assert house.ask(prompt, 8).timings.cache_n > (0 if turn == 0 else 130)
+    stats = house.stats()
+    made = house.running.engine.counters["save_edges"]
+    assert stats["counters"]["thinned"] > 0
+    edges = made - stats["counters"]["thinned"] - stats["counters"]["known_nodes"]
+    useful = 5 if shape.recurrent else 5 * 3
+    assert edges <= 1.5 * useful
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "granitehybrid"])
+def test_a_full_store_gives_nothing_wrong(serve: Serve, tokens: Tokens, arch: str) -> None:
+    house = serve(arch, hot=2 * MIB, warm=4 * MIB)
+    reused = 0
+    for number in (*range(12), 11, 3, 11):
+        prompt = [*tokens(256, number), *tokens(9, 50 + number)]
+        house.ask([*prompt[:256], 5])
+        found = house.ask(prompt)
+        reused += found.timings.cache_n == 256
+        assert found.timings.logits_sha256 == house.cold(prompt).timings.logits_sha256
+    stats = house.stats()["counters"]
+    assert stats["evicted_hot"] > 0
+    assert reused > 0
+    assert np.isfinite(stats["errors"])
+    assert stats["errors"] == 0
