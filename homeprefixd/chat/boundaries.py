@@ -8,7 +8,6 @@ goes wrong only costs a boundary.
 from __future__ import annotations
 
 import time
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from ..errors import HomeprefixdError
@@ -51,7 +50,7 @@ def boundaries(
     if begin < len(messages) and (begin or tools):
         first = messages[begin].content or ""
         other = next(text for text in _OTHERS if not first.startswith(text))
-        shared = commonprefix([rendered([*messages[:begin], Message("user", other)]), whole])
+        shared = _common(rendered([*messages[:begin], Message("user", other)]), whole)
         if shared:
             found.append(Boundary(shared, "system"))
     for count in range(len(messages), max(begin, len(messages) - _LAST), -1):
@@ -59,3 +58,15 @@ def boundaries(
         if text and text != whole and whole.startswith(text):
             found.append(Boundary(text, "prompt" if count == len(messages) else "turn"))
     return sorted(found, key=lambda boundary: len(boundary.text))
+
+
+def _common(a: str, b: str) -> str:
+    """What both begin with."""
+    low, high = 0, min(len(a), len(b)) + 1  # invariant: `low` characters are equal, `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return a[:low]
