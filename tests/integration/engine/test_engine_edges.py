@@ -15,7 +15,7 @@ import pytest
 
 from homeprefixd.engine.edges import EdgeSlicer
 from homeprefixd.engine.worker import DEBUG_LOGITS
-from homeprefixd.frames import Finished, Message
+from homeprefixd.frames import Delta, Finished, Message
 from homeprefixd.prefix.client import StoreClient
 from tests.integration.engine.running import Logits, Running, load_frame
 from tests.unit.prefix.prefix_testing import MIB, Store
@@ -226,3 +226,30 @@ def test_a_full_store_gives_nothing_wrong(serve: Serve, tokens: Tokens, arch: st
     assert reused > 0
     assert np.isfinite(stats["errors"])
     assert stats["errors"] == 0
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mamba2", "granitehybrid"])
+def test_side_by_side_and_set_aside(serve: Serve, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    """Sequence ids are used again, requests are cancelled and make way for others: each has its own state."""
+    logits = Logits(monkeypatch)
+    house = serve(arch, parallel=2)
+    running = house.running
+    prompts = [[*tokens(200, 1), *tokens(30 + n, 20 + n)] for n in range(4)]
+    cold = [house.cold(prompt, 20).rid for prompt in prompts]
+    for _ in range(2):
+        rids = [running.start(prompt, 20) for prompt in prompts]
+        gone = running.start([*prompts[0], 7, 8], 500)
+        running.worker.intake.cancel(gone)
+        for rid, alone in zip(rids, cold, strict=True):
+            running.finish(rid)
+            logits.compare(rid, alone)
+        assert running.finish(gone).reason == "cancelled"
+    slow = running.start(prompts[0], 60, priority="background")
+    also = running.start(prompts[1], 60, priority="background")
+    running.wait(lambda: running.of(slow, Delta) and running.of(also, Delta))
+    urgent = running.start(prompts[2], 4, priority="interactive")
+    for rid, alone in ((urgent, cold[2]), (slow, cold[0]), (also, cold[1])):
+        running.finish(rid)
+        logits.compare(rid, alone)
+    assert running.engine.counters["set_aside"] > 0
+    assert not running.engine.counters["save_errors"] + running.engine.counters["restore_errors"]
