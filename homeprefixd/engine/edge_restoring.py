@@ -37,8 +37,7 @@ class EdgeRestorer(Restorer):
         return True
 
     def _set_points(self, sequence: Sequence) -> None:
-        if not sequence.request.cache:
-            return
+        # without the cache, too: calls that end elsewhere round differently
         points = dict(sequence.request.points)
         found = sequence.lookup.known if sequence.lookup is not None else 0
         if found >= sequence.matched + LEAST and not any(0 <= found - point < LEAST for point in points):

@@ -159,7 +159,7 @@ class Intake:
             check_sampling(generate.sampling, self._model.n_vocab)
             tokens = self._tokens(generate)
             self._check_fit(len(tokens))
-            points = self._points_of(generate, tokens) if self._points and generate.cache else ()
+            points = self._points_of(generate, tokens) if self._points else ()
         except ChannelClosedError:
             raise
         except Exception as error:

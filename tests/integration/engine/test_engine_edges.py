@@ -6,6 +6,7 @@ place. The models are tiny and random (`tests/tiny_model.py`); their weights are
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,10 @@ class House:
     def __init__(self, model: Path, directory: Path, sizes: dict[str, int], changes: dict[str, Any]) -> None:
         directory.mkdir(exist_ok=True)
         self.store = Store(directory, **sizes)
-        self.client = StoreClient()
+        connected = threading.Event()
+        self.client = StoreClient(connected.set)
         self.client.attach(self.store.adopt())
+        assert connected.wait(20)
         self.running = Running(load_frame(model, **changes), self.client)  # type: ignore[arg-type]
         self.running.known()
 
