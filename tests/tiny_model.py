@@ -3,8 +3,8 @@
     python tests/tiny_model.py ARCH OUT.gguf [TOKENIZER.gguf]
 
 llama.cpp makes the tensors itself from hyper-parameters (`llama_model_init_from_user`), so no tensor names or shapes
-are listed here. Tokenizer and chat template come from an existing GGUF, or are a byte's worth of tokens and ChatML: then
-a model is made in a fifth of a second. The same arguments give the same weights.
+are listed here. Tokenizer and chat template come from an existing GGUF, or are a token for each byte and ChatML: then a
+model is made in a fifth of a second. The same arguments give the same weights.
 """
 
 from __future__ import annotations
