@@ -28,7 +28,7 @@ class _Held(NamedTuple):
 
     owner: Placed
     edge: Placed
-    index: int  # of the block of the path that its node is, or is the beginning of
+    block: int  # of the block of the path that its node is, or is the beginning of
 
 
 def superfluous(
@@ -63,7 +63,7 @@ def superfluous(
             continue
         if window and any(item.owner.record.start < end and item.owner.end > end - window for end in ends):
             continue
-        if window and _forks(tables, path, item.index, window):
+        if window and _forks(tables, path, item.block, window):
             continue  # of use for another branch
         is_tail = item.owner.length < BLOCK_TOKENS and not any(
             child.tree_key != item.edge.tree_key

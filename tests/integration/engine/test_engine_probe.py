@@ -22,20 +22,20 @@ Run = Callable[..., Running]
     ("arch", "mode"), [("llama", "blocks"), ("gemma3", "blocks with edges"), ("granitehybrid", "blocks with edges")]
 )
 def test_the_outcome_is_remembered_by_content(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, mode: str
+    small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, mode: str
 ) -> None:
-    assert probe(load_frame(tiny(arch)), tmp_path) == Outcome(mode)  # type: ignore[arg-type]
+    assert probe(load_frame(small(arch)), tmp_path) == Outcome(mode)  # type: ignore[arg-type]
     memo = tmp_path / MEMO
     assert stat.S_IMODE(memo.stat().st_mode) == 0o600
     monkeypatch.setattr(probing, "_run", lambda load: pytest.fail("it was probed again"))
     moved = tmp_path / "moved.gguf"
-    moved.symlink_to(tiny(arch))
+    moved.symlink_to(small(arch))
     assert probe(load_frame(moved), tmp_path) == Outcome(mode)  # type: ignore[arg-type]
 
 
-def test_a_damaged_memo_is_no_memo(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_damaged_memo_is_no_memo(small: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / MEMO).write_text('{"x": ["maybe"]}')
-    assert probe(load_frame(tiny("llama")), tmp_path) == Outcome("blocks")
+    assert probe(load_frame(small("llama")), tmp_path) == Outcome("blocks")
     assert list(json.loads((tmp_path / MEMO).read_text()).values()) == [["blocks", ""]]
 
 
@@ -44,34 +44,34 @@ def dying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 
 def test_a_probe_that_dies_turns_the_cache_off_and_says_why(
-    run: Run, tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = "echo loaded; echo 'llama.cpp:7: GGML_ASSERT(is_full) failed' >&2; kill -ABRT $$"
     dying(monkeypatch, said)
-    running = run(tiny("llama"), probes=str(tmp_path))
+    running = run(small("llama"), probes=str(tmp_path))
     info = running.worker.info
     assert info.cache_mode == "off"
     assert "GGML_ASSERT(is_full) failed" in info.cache_reason
     assert running.ask([1000, 1001, 1002], 4)[1].reason == "length"
     dying(monkeypatch, "exit 9")
-    assert probe(load_frame(tiny("llama")), tmp_path) == Outcome("off", info.cache_reason.partition(": ")[2][:-1])
+    assert probe(load_frame(small("llama")), tmp_path) == Outcome("off", info.cache_reason.partition(": ")[2][:-1])
 
 
 def test_a_probe_that_dies_of_loading_is_the_models_fault(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dying(monkeypatch, "echo 'gguf.cpp:1: GGML_ASSERT(n > 0) failed' >&2; kill -ABRT $$")
     with pytest.raises(ModelError, match=r"GGML_ASSERT\(n > 0\) failed"):
-        probe(load_frame(tiny("llama")), tmp_path)
+        probe(load_frame(small("llama")), tmp_path)
     assert not (tmp_path / MEMO).exists()
 
 
 @pytest.mark.parametrize("program", ["kill -KILL $$", "exit 3", "echo nonsense"])
 def test_what_cannot_be_found_out_is_not_remembered(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+    small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     dying(monkeypatch, program)
-    assert probe(load_frame(tiny("llama")), tmp_path) is None
+    assert probe(load_frame(small("llama")), tmp_path) is None
     assert not (tmp_path / MEMO).exists()
 
 
