@@ -267,7 +267,9 @@ class Daemon:
         self._store = store = StoreLink(self._store_command or settings.command, self._environ)
         self._pool = pool = Pool(
             catalog,
-            lambda spec: load_frame(spec, config, cores=machine.physical_cores(), memory=spare // 4),
+            lambda spec: load_frame(
+                spec, config, cores=machine.physical_cores(), memory=spare // 4, probes=str(directory)
+            ),
             self._worker_command or worker_command(config.log.level),
             self._environ,
             store,

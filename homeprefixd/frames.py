@@ -44,6 +44,7 @@ class LoadModel(Frame):
     salt: str
     max_queue: int
     max_stall: float  # seconds that running streams may stand still for somebody's prefill
+    probes: str = ""  # directory where outcomes of probes are kept; "": models are not probed
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -184,7 +185,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     parallel: int
     threads: int
     has_template: bool
-    cache_mode: Literal["blocks", "off"]
+    cache_mode: Literal["blocks", "blocks with edges", "off"]
     cache_reason: str  # why it is off; "" otherwise
     namespace: dict[str, Any]  # the description; {} while the file's hash is not known
 
@@ -358,7 +359,11 @@ class Reserve(Frame):
 
 
 class NewNode(msgspec.Struct, array_like=True, frozen=True):
-    """A block whose state lies in a reserved slot, ready to be published."""
+    """A block whose state lies in a reserved slot, ready to be published.
+
+    An edge is one, too: its parent is the node that it belongs to, its one token `blocks.EDGE`, it starts at its node's
+    end, and `kind` says what ends there (system, turn, prompt, reply, branch), or `window` where nothing does.
+    """
 
     parent: bytes  # key of the node before it; the namespace for the first
     tokens: bytes  # u32 LE, 1 to 64 of them
@@ -369,6 +374,7 @@ class NewNode(msgspec.Struct, array_like=True, frozen=True):
     cost: float  # seconds of prefill
     kind: str  # prompt, reply
     preview: str  # text of the block, cut to about 160 bytes
+    holds_edge: bool = False  # an edge follows: it is kept though a longer node covers it
 
 
 class Commit(Frame):
@@ -487,13 +493,18 @@ class PlanNode(msgspec.Struct, array_like=True, frozen=True):
     size: int  # bytes of state
     grid: bool
     offset: int  # of the slot where it is ready already; -1 while it is being loaded
+    edge: bool = False  # the edge of the node before it; `start` is that one's end, `count` and `use` are 0
 
 
 class Plan(Frame):
-    """Answer to Match. Only the last node can have use < count. Offset -1: BlockReady or BlockLost follows."""
+    """Answer to Match. Only the last node can have use < count. Offset -1: BlockReady or BlockLost follows.
+
+    Where states have edges, the nodes are those up to the deepest that can be resumed; `known` tokens are known.
+    """
 
     ticket: int
     nodes: list[PlanNode]
+    known: int = 0
 
 
 class BlockReady(Frame):

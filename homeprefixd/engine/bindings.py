@@ -432,10 +432,10 @@ class Context:
         """Bytes that `export_state` would write; 0 on failure."""
         return int(C.llama_state_seq_get_size_ext(self.pointer, seq, flags))
 
-    def export_state(self, seq: int, address: int, room: int) -> int:
+    def export_state(self, seq: int, address: int, room: int, flags: int = 0) -> int:
         """Write the sequence's state to `address`; returns bytes written, 0 if `room` is too small."""
         pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
-        return int(C.llama_state_seq_get_data_ext(self.pointer, pointer, room, seq, 0))
+        return int(C.llama_state_seq_get_data_ext(self.pointer, pointer, room, seq, flags))
 
     def import_state(self, seq: int, address: int, size: int) -> int:
         """Replace the sequence by the state at `address`; returns bytes read, 0 on failure."""

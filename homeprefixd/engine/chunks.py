@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..prefix.blocks import BLOCK_TOKENS
 
 SHORTEST_CALL = 8  # tokens, where a block takes longer than others may stall
@@ -20,6 +22,11 @@ def chunk_end(start: int, total: int, most: int) -> int:
         return total if total - start <= BLOCK_TOKENS else to_grid
     whole = (total - start) // BLOCK_TOKENS * BLOCK_TOKENS
     return start + min(most, whole) if whole else total
+
+
+def stop_at(points: Iterable[int], start: int, end: int) -> int:
+    """Where a call from `start` to `end` ends if it must not go past the first of `points` on its way."""
+    return min((point for point in points if start < point < end), default=end)
 
 
 def longest_call(rate: float, max_stall: float, batch: int, *, whole_blocks: bool) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as C  # noqa: N812
 
-from ..prefix.blocks import FORMAT_VERSION
+from ..prefix.blocks import EDGES, FORMAT_VERSION, Edges
 from .bindings import Context, Model
 from .capacity import original_context
 
@@ -26,9 +26,19 @@ _SPLIT = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def describe(
-    model: Model, context: Context, *, sha256: str, libraries: dict[str, str], gpu_layers: int, salt: str
+    model: Model,
+    context: Context,
+    *,
+    sha256: str,
+    libraries: dict[str, str],
+    gpu_layers: int,
+    salt: str,
+    edges: Edges | None = None,
 ) -> dict[str, Any]:
-    """The description. `sha256`: of the model's content; `libraries`: from `library_hashes`."""
+    """The description. `sha256`: of the model's content; `libraries`: from `library_hashes`.
+
+    `edges`: what states need to be resumed, where they have edges.
+    """
     original = original_context(model)
     return {
         "format": FORMAT_VERSION,
@@ -56,6 +66,7 @@ def describe(
         "kernels": list(model.kernels.names) if model.kernels.allowed else [],
         "gpu_layers": gpu_layers if C.llama_supports_gpu_offload() else 0,
         "salt": salt,
+        **({} if edges is None else {EDGES: edges._asdict()}),
     }
 
 

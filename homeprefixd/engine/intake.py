@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ..channel import ChannelClosedError
+from ..chat.boundaries import boundaries
 from ..chat.prompt import PromptBuilder
 from ..chat.stream import TextStream
 from ..errors import BusyError, ContextOverflowError, HomeprefixdError, RequestError
@@ -24,6 +25,7 @@ from ..frames import (
 )
 from .bindings import Model
 from .failures import failure_of
+from .points import points_of
 from .sampling import check_sampling
 from .scheduler import Engine
 from .sequence import Request, Sequence
@@ -48,7 +50,10 @@ class Intake:
         emit: Callable[[Frame], None],
         ctx: int,
         max_queue: int,
+        points: bool = False,
     ) -> None:
+        """`points`: the model can be resumed at certain positions only, so those are looked for."""
+        self._points = points
         self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
         self._ctx, self._max_queue = ctx, max_queue
         self._queue: queue.SimpleQueue[tuple[Generate, float]] = queue.SimpleQueue()
@@ -154,6 +159,7 @@ class Intake:
             check_sampling(generate.sampling, self._model.n_vocab)
             tokens = self._tokens(generate)
             self._check_fit(len(tokens))
+            points = self._points_of(generate, tokens) if self._points else ()
         except ChannelClosedError:
             raise
         except Exception as error:
@@ -173,6 +179,7 @@ class Intake:
             arrived=arrived,
             priority=generate.priority,
             client=generate.client,
+            points=points,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
         self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop)))
@@ -191,6 +198,18 @@ class Intake:
         if not tokens:
             raise RequestError("The prompt is empty: it must have at least one token.", param="prompt")
         return tokens
+
+    def _points_of(self, generate: Generate, tokens: list[int]) -> tuple[tuple[int, str], ...]:
+        """Where others may go on from; what goes wrong costs a point, never the request."""
+        try:
+            messages, found = generate.messages, []
+            if messages is not None:
+                whole = self._prompts.render(messages, generate.tools, generate.template_kwargs)
+                found = boundaries(self._prompts, messages, generate.tools, generate.template_kwargs, whole)
+            return points_of(tokens, found, self._tokenize)
+        except HomeprefixdError as error:
+            logger.info("request %s: no points were found: %s", generate.rid, error)
+            return ()
 
     def _tokenize(self, text: str) -> list[int]:
         """Refuses first what cannot fit by its length alone: megabytes take llama.cpp seconds."""

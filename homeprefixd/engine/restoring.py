@@ -26,7 +26,7 @@ from .store import Store
 logger = logging.getLogger(__name__)
 
 _PLAN_PATIENCE = 0.25  # seconds that a request waits for the plan
-_BLOCK_PATIENCE = 1.0  # seconds without a next block
+BLOCK_PATIENCE = 1.0  # seconds without a next block
 _JOINED_BYTES = 32 << 20  # of state that is joined at a time, at most
 _JOINED_BLOCKS = 4  # likewise: more gain nothing, and do not stay in the CPU's cache on their way (measured)
 _JOINING = 2  # states that are being joined, or wait to be imported
@@ -35,6 +35,9 @@ _ONE_BY_ONE = 2  # blocks that are imported while the first are being joined
 
 class Restorer:
     """`counters` gets: restore_seconds, restore_tokens, restore_errors, restore_lost, lookup_late."""
+
+    shares_cells = True
+    """Whether a part of a sequence can be used by another one that runs."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class Restorer:
         if lookup is None:
             return True
         lost = lookup.state(sequence.next_node) == "lost"
-        if lost or time.perf_counter() - sequence.stalled_since > _BLOCK_PATIENCE:
+        if lost or time.perf_counter() - sequence.stalled_since > BLOCK_PATIENCE:
             self._counters["restore_lost"] += 1
             return True
         return False

@@ -21,8 +21,8 @@ from .store import Slot, Store
 logger = logging.getLogger(__name__)
 
 _PREVIEW = 160  # bytes
-_PAUSE = 1.0  # seconds without saving after the store had no room or no time
-_SLOW = 0.1  # seconds that a reservation may take
+PAUSE = 1.0  # seconds without saving after the store had no room or no time
+SLOW = 0.1  # seconds that a reservation may take
 
 
 class Saver:
@@ -52,8 +52,8 @@ class Saver:
         if tail and end > whole:
             edges.append((whole, end))
         slots = list(self._store.reserve([self._slicer.size.of(b - a) for a, b in edges]))
-        if len(slots) < len(edges) or time.perf_counter() - began > _SLOW:
-            self._paused_until = time.perf_counter() + _PAUSE
+        if len(slots) < len(edges) or time.perf_counter() - began > SLOW:
+            self._paused_until = time.perf_counter() + PAUSE
         nodes = self._export(sequence, namespace, edges, slots)
         if nodes:
             self._store.commit(namespace, nodes)
@@ -86,7 +86,7 @@ class Saver:
                     grid=end <= sequence.grid_until,
                     cost=per_token * computed,
                     kind="prompt" if end <= sequence.n_prompt else "reply",
-                    preview=self._preview(tokens),
+                    preview=preview(self._model, tokens),
                 )
             )
             sequence.unsaved_cost = max(0.0, sequence.unsaved_cost - per_token * computed)
@@ -94,11 +94,13 @@ class Saver:
                 sequence.saved = end
         return nodes
 
-    def _preview(self, tokens: list[int]) -> str:
-        data = b""
-        for token in tokens:
-            data += self._model.piece(token, special=True)
-            if len(data) >= _PREVIEW:
-                break
-        # a character cut at either end is left out
-        return data[:_PREVIEW].decode("utf-8", "ignore")
+
+def preview(model: Model, tokens: list[int]) -> str:
+    """The beginning of the text of `tokens`."""
+    data = b""
+    for token in tokens:
+        data += model.piece(token, special=True)
+        if len(data) >= _PREVIEW:
+            break
+    # a character cut at either end is left out
+    return data[:_PREVIEW].decode("utf-8", "ignore")

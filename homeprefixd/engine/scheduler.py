@@ -23,7 +23,8 @@ from ..prefix.blocks import BLOCK_TOKENS
 from .admission import Queue
 from .bindings import Batch, Context, Model
 from .cells import CellLedger
-from .chunks import SHORTEST_CALL, chunk_end, longest_call
+from .chunks import SHORTEST_CALL, chunk_end, longest_call, stop_at
+from .edge_saving import EdgeSaver
 from .failures import DecodeError, failure_of
 from .places import Place, Places
 from .restoring import Restorer
@@ -63,7 +64,7 @@ class Engine:
         settings: EngineSettings,
         emit: Callable[[Frame], None],
         counters: defaultdict[str, float],
-        saver: Saver | None = None,
+        saver: Saver | EdgeSaver | None = None,
         restorer: Restorer | None = None,
     ) -> None:
         self._model, self._places, self._settings, self._emit = model, places, settings, emit
@@ -71,7 +72,8 @@ class Engine:
         self.counters = counters
         self._wake = threading.Event()
         self._cells = CellLedger()
-        self._sharer = Sharer(places, self._cells, restorer.exact, counters) if restorer is not None else None
+        shares = restorer is not None and restorer.shares_cells
+        self._sharer = Sharer(places, self._cells, restorer.exact, counters) if restorer and shares else None
         self._shares = Shares()
         self._queue = Queue(restorer, self._sharer, self._cells, self._shares, places.n_ctx, self._wake.set)
         self._inbox: deque[Sequence | str] = deque()  # a new sequence, or the rid of one to cancel
@@ -361,7 +363,7 @@ class Engine:
                 sequence.cached = 0
                 sequence.tiers.clear()
         start, total = sequence.n_past, len(sequence.tokens)
-        end = chunk_end(start, total, self._longest_call())
+        end = stop_at(sequence.points, start, chunk_end(start, total, self._longest_call()))
         self._batch.set_prompt(sequence.array()[start:end], start, place.local(sequence.seq_id))
         began = self._step_began = time.perf_counter()
         try:

@@ -41,6 +41,7 @@ class Request:
     arrived: float
     priority: str = "normal"  # interactive, normal, background
     client: str = ""  # whose share it is
+    points: tuple[tuple[int, str], ...] = ()  # positions from which others may go on, with their kind; see `points.py`
 
 
 @dataclass(eq=False)
@@ -73,6 +74,7 @@ class Sequence:
     aligned: bool = True  # nobody else had cells while this one had
     grid_until: int = 0  # so far computed on the grid
     unsaved_cost: float = 0.0  # seconds spent on what is not saved yet
+    points: dict[int, str] = field(default_factory=dict)  # where a prefill call must end, and why
 
     # what is reported
     cached: int = 0

@@ -36,6 +36,11 @@ class Slot(Protocol):
 class Lookup(Protocol):
     """A running match. Its blocks stay in memory until `release`."""
 
+    @property
+    def known(self) -> int:
+        """Leading tokens that are known, whether they can be resumed or not; 0 while there is no plan."""
+        ...
+
     def wait_plan(self, timeout: float) -> tuple[PlanNode, ...] | None:
         """The plan, () if nothing is known; None if it is not there after `timeout` seconds."""
         ...

@@ -171,19 +171,25 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     from ..chat.prompt import PromptBuilder
     from . import capacity
     from .bindings import Context, ContextSettings, Model
+    from .edge_restoring import EdgeRestorer
+    from .edge_saving import EdgeSaver
+    from .edges import EdgeSlicer
     from .fingerprint import describe, library_hashes
     from .intake import Intake
     from .llama_log import LlamaLog
     from .namespaces import Namespaces
     from .places import PlacedSlicer, Places
+    from .probe import probe
+    from .proving import make_slicer, warm_up
     from .restoring import Restorer
     from .saving import Saver
     from .scheduler import Engine, EngineSettings
-    from .slices import Slicer, make_slicer, warm_up
+    from .slices import Slicer
 
     if not 1 <= load.parallel <= _MAX_PARALLEL:
         raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
     path = Path(load.path)
+    probed = probe(load, Path(load.probes)) if load.probes and load.reuse != "off" else None
     model = Model.load(path, LlamaLog(), gpu_layers=load.gpu_layers, progress=_progress(emit))
     batch = max(64, load.batch // 64 * 64)
     score_bytes = 0.0 if load.flash_attention else capacity.score_bytes_per_cell(model, batch)
@@ -209,7 +215,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         for own in cells
     ]
     context = contexts[0]
-    made = make_slicer(context, scratch=load.parallel)
+    made = probed.reason if probed and probed.mode == "off" else make_slicer(context, scratch=load.parallel)
     for other in contexts[1:]:
         warm_up(other)
     slicer = made if isinstance(made, Slicer) else None
@@ -227,25 +233,38 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         max_stall=load.max_stall,
         debug_logits=os.environ.get(DEBUG_LOGITS) == "1",
     )
-    namespaces = saver = restorer = None
+    edged = slicer if isinstance(slicer, EdgeSlicer) else None
+    namespaces = None
+    saver: Saver | EdgeSaver | None = None
+    restorer: Restorer | None = None
     if slicer is not None:
 
         def description(sha256: str, salt: str) -> dict[str, Any]:
             found = describe(
-                model, context, sha256=sha256, libraries=library_hashes(), gpu_layers=load.gpu_layers, salt=salt
+                model,
+                context,
+                sha256=sha256,
+                libraries=library_hashes(),
+                gpu_layers=load.gpu_layers,
+                salt=salt,
+                edges=edged.edge.needs if edged is not None else None,
             )
             return {**found, MODEL_NAME: load.alias}
 
         namespaces = Namespaces(
             store, path, load.salt, description, lambda known: emit(NamespaceKnown(namespace=known))
         )
-        saver = Saver(store, slicer, model, namespaces, counters)
-        restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
+        if isinstance(slicer, EdgeSlicer):
+            saver = EdgeSaver(store, slicer, model, namespaces, counters)
+            restorer = EdgeRestorer(store, slicer, namespaces, load.reuse == "exact", counters)
+        else:
+            saver = Saver(store, slicer, model, namespaces, counters)
+            restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
     cell_bytes = float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type))
     places = Places(contexts, load.parallel, cell_bytes=cell_bytes, weight_bytes=model.size)
     engine = Engine(model, places, settings, emit, counters, saver, restorer)
     prompts = PromptBuilder(_template(load, model.chat_template), model.bos_text, model.eos_text, load.template_timeout)
-    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue)
+    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue, points=edged is not None)
     info = ModelInfo(
         alias=load.alias,
         path=load.path,
@@ -262,7 +281,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         parallel=load.parallel,
         threads=threads,
         has_template=prompts.has_template,
-        cache_mode="blocks" if slicer is not None else "off",
+        cache_mode="off" if slicer is None else "blocks" if edged is None else "blocks with edges",
         cache_reason=reason,
         namespace={},
     )

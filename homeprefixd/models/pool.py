@@ -38,8 +38,8 @@ def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {"GOMP_SPINCOUNT": "10000", **environ, "GLIBC_TUNABLES": ":".join(tunables)}
 
 
-def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int) -> LoadModel:
-    """What the worker is told to load. `memory`: bytes that the pool of cells may take."""
+def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int, probes: str = "") -> LoadModel:
+    """What the worker is told to load. `memory`: bytes that the pool of cells may take. `probes`: see LoadModel."""
     model, cache = config.model, config.cache
     return LoadModel(
         path=str(spec.path),
@@ -59,6 +59,7 @@ def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int) -> L
         salt=cache.salt,
         max_queue=model.max_queue,
         max_stall=model.max_stall,
+        probes=probes,
     )
 
 

@@ -10,7 +10,7 @@ import json
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NewType
+from typing import NamedTuple, NewType
 
 BLOCK_TOKENS = 64
 """Tokens of a whole block. Every chunk of prefill starts on a multiple of it."""
@@ -31,6 +31,29 @@ TokensLE = NewType("TokensLE", bytes)
 
 TokensBE = NewType("TokensBE", bytes)
 """Tokens as big-endian u32: their byte order is their order, which the tree's table needs."""
+
+EDGE = TokensLE(b"\xff\xff\xff\xff")
+"""What stands for the tokens of an edge, a child of the node that it belongs to. No token has this id."""
+
+
+EDGES = "edges"
+"""Key of a description: there if states have edges, a mapping with `window` in positions."""
+
+
+class Edges(NamedTuple):
+    """What a namespace's states need to be resumed, beside the spans of all nodes."""
+
+    window: int
+    """The nodes that cover the last so many positions need their edges; 0: only the last node does."""
+
+
+def edges_of(description: Mapping[str, object]) -> Edges | None:
+    """None where every node can be resumed from without one."""
+    found = description.get(EDGES)
+    if not isinstance(found, Mapping):
+        return None
+    window = found.get("window")
+    return Edges(window if isinstance(window, int) and window > 0 else 0)
 
 
 MODEL_NAME = "model"

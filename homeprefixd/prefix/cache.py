@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ..frames import NewNode, PlanNode
 from .arena import Arena, pages
-from .blocks import Namespace, TokensBE, swap
+from .blocks import Namespace, TokensBE, edges_of, swap
 from .codec import Decoder
 from .committing import Committing
 from .disk import Disk, Touch
@@ -30,8 +30,9 @@ from .hot import HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
 from .policy import Evicted, Policy
 from .registry import Registry
+from .resuming import Found, find
 from .session import Session
-from .tree import LockedTable, NodeTable, Placed, Record, Step, match
+from .tree import LockedTable, NodeTable, Placed, Record
 from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
@@ -63,6 +64,7 @@ class Counters:
     evicted_hot: int = 0
     evicted_warm: int = 0
     superseded: int = 0
+    thinned: int = 0  # edges that were superfluous
     purged: int = 0
     damaged: int = 0
     lost: int = 0  # blocks of a plan that could not be had
@@ -173,7 +175,8 @@ class Cache:
         with self.lock:
             if found is None or state != self._state():  # what was read meanwhile is in the page cache now
                 found = self._match(namespace, wanted, limit, exact)
-            for node, use in found:
+            lease.known = found.known
+            for node, use in found.steps:
                 hot = self.hot.by_key.get(node.record.key)
                 record = hot.node.record if hot else node.record
                 offset = -1
@@ -185,8 +188,9 @@ class Cache:
                     self.touch(record, hot, now)
                 tier: Literal["hot", "warm"] = "hot" if hot else "warm"
                 lease.places.append(node.tree_key)
+                count = 0 if node.is_edge else node.length
                 lease.plan.append(
-                    PlanNode(record.key, record.start, node.length, use, tier, record.size, record.grid, offset)
+                    PlanNode(record.key, record.start, count, use, tier, record.size, record.grid, offset, node.is_edge)
                 )
             if load:
                 self._count_lookup(lease)
@@ -198,7 +202,7 @@ class Cache:
         """Differs from an earlier one if nodes have left either tier since."""
         return self.removals, self.hot.departures
 
-    def _match_unlocked(self, namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> list[Step] | None:
+    def _match_unlocked(self, namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> Found | None:
         """A match without holding the lock while the disk is read: on a cold disk that takes tens of milliseconds.
 
         It is right if no node has left a tier meanwhile (`_state`): one that moved from RAM to disk after the disk's
@@ -208,20 +212,23 @@ class Cache:
             return None
         try:
             with self.disk.table(self.hidden) as warm:
-                return match(
-                    [LockedTable(self.hot.table, self.lock), warm], namespace, wanted, limit=limit, exact=exact
-                )
+                return self._find([LockedTable(self.hot.table, self.lock), warm], namespace, wanted, limit, exact)
         except Exception as error:
             log.debug("looking up failed, it is tried again: %s", error)
             return None
 
-    def _match(self, namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> list[Step]:
+    def _match(self, namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> Found:
         try:
             with self.view() as (tables, _warm):
-                return match(tables, namespace, wanted, limit=limit, exact=exact)
+                return self._find(tables, namespace, wanted, limit, exact)
         except Exception as error:
             self.trouble("looking up", error)
-            return match([self.hot.table], namespace, wanted, limit=limit, exact=exact)
+            return self._find([self.hot.table], namespace, wanted, limit, exact)
+
+    def _find(self, tables: Sequence[NodeTable], namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> Found:
+        edges = edges_of(self.namespaces.get(namespace, {}))
+        window = edges.window if edges is not None else None
+        return find(tables, namespace, wanted, limit=limit, exact=exact, window=window)
 
     def _count_lookup(self, lease: Lease) -> None:
         self.counters.lookups += 1

@@ -68,6 +68,7 @@ class Lookup:
         self._on_update = on_update
         self._changed = threading.Condition()
         self._plan: tuple[PlanNode, ...] | None = None
+        self._known = 0
         self._offsets: dict[int, int] = {}
         self._lost_from: int | None = None if link is not None else 0
         self._answered = link is None
@@ -79,6 +80,11 @@ class Lookup:
     def plan(self) -> tuple[PlanNode, ...] | None:
         """The plan, if it is known by now; None also if it will never be."""
         return self._plan
+
+    @property
+    def known(self) -> int:
+        """Leading tokens that are known to the store, whether they can be resumed or not; 0 while there is no plan."""
+        return self._known
 
     @property
     def answered(self) -> bool:
@@ -127,6 +133,7 @@ class Lookup:
     def _on_frame(self, frame: Any) -> None:
         with self._changed:
             if isinstance(frame, frames.Plan):
+                self._known = frame.known
                 self._plan = tuple(frame.nodes)
                 self._answered = True
                 self._offsets = {i: node.offset for i, node in enumerate(frame.nodes) if node.offset >= 0}

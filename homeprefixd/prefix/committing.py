@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..frames import NewNode
-from .blocks import BLOCK_TOKENS, block_key, swap
+from .blocks import BLOCK_TOKENS, EDGE, block_key, edges_of, swap
 from .disk import Disk
 from .hot import HotNode
 from .session import Session
+from .thinning import superfluous
 from .tree import NodeTable, Placed, Record, is_covered, shorter
 from .warm_table import WarmTable
 
@@ -58,6 +59,8 @@ class Committing:
         del session.reserved[new.offset]
         cache.arena.shrink(new.offset, room, new.size, cache.clock())
         self._publish(node, new.offset, warm)
+        if node.is_edge and new.kind != "window":
+            self._thin(node, tables, warm)
 
     def _read_ahead(self, nodes: Sequence[NewNode]) -> None:
         """Have in memory what admitting them reads of the disk, so that the lock is not held while it is read."""
@@ -79,7 +82,7 @@ class Committing:
         cache = self._cache
         count = len(new.tokens) // 4
         sound = len(new.tokens) % 4 == 0 and 0 < count <= BLOCK_TOKENS and 0 < new.size <= room
-        parent = self._parent(new, warm)
+        parent = self._place(new.parent, warm)
         if not sound or not self._fits(namespace, new, parent):
             cache.counters.refused_nodes += 1
             return None
@@ -89,22 +92,59 @@ class Committing:
             known = table.get(place)
             if known is not None:
                 if known.grid or not new.grid:
+                    if known.kind == "window":
+                        known.kind = new.kind
                     cache.touch(known, cache.hot.by_key.get(key), now)
                     cache.counters.known_nodes += 1
                     return None
                 break
-        if count < BLOCK_TOKENS and any(is_covered(table, place) for table in tables):
+        if count < BLOCK_TOKENS and not new.holds_edge and any(is_covered(table, place) for table in tables):
             cache.counters.known_nodes += 1
             return None
         preview, cost, hits = new.preview[:160], _cost(new, parent), cache.evicted.hits(key)
         record = Record(key, namespace, new.start, new.size, 0, new.grid, new.kind, cost, now, now, hits, preview)
-        record.path_cost = cost + (parent.record.path_cost if parent is not None else 0.0)
+        record.holds_edge = new.holds_edge
+        before = parent.record.path_cost if parent is not None else 0.0
+        record.path_cost = before + cost
+        if new.tokens == EDGE and parent is not None:
+            record.path_cost = before
+            record.cost = before * self._share(namespace, parent)
         return Placed(place, record)
 
-    def _parent(self, new: NewNode, warm: WarmTable | None) -> Placed | None:
+    def _share(self, namespace: bytes, owner: Placed) -> float:
+        """Of the seconds that resuming at the end of a path saves, what its edge of `owner` is worth.
+
+        Without the edge all are lost; where a window needs those of several nodes, each counts for its part.
+        """
+        edges = edges_of(self._cache.namespaces.get(namespace, {}))
+        window = edges.window if edges is not None else 0
+        return min(1.0, owner.length / window) if window else 1.0
+
+    def _thin(self, edge: Placed, tables: list[NodeTable], warm: WarmTable | None) -> None:
+        """Remove what is superfluous now that `edge` is there."""
         cache = self._cache
-        hot = cache.hot.by_key.get(new.parent)
-        return hot.node if hot else warm.place(new.parent) if warm else None
+        edges = edges_of(cache.namespaces.get(edge.record.namespace, {}))
+        if edges is None:
+            return
+
+        def uses(placed: Placed) -> int:
+            touch = cache.touched.get(placed.record.key) if placed.record.key not in cache.hot.by_key else None
+            return placed.record.hits + (touch.hits if touch is not None else 0)
+
+        for node in superfluous(tables, lambda key: self._place(key, warm), edge, edges.window, uses):
+            key = node.record.key
+            hot = cache.hot.by_key.get(key)
+            if warm is not None and warm.place(key) is not None:
+                cache.hide([key, *(below.record.key for below in warm.subtree(key))])
+                cache.repairs.append(key)
+            cache.forget_hot_subtree(key)
+            cache.counters.thinned += 1
+            if hot is not None:
+                cache.touched.pop(key, None)
+
+    def _place(self, key: bytes, warm: WarmTable | None) -> Placed | None:
+        hot = self._cache.hot.by_key.get(key)
+        return hot.node if hot else warm.place(key) if warm else None
 
     def _fits(self, namespace: bytes, new: NewNode, parent: Placed | None) -> bool:
         """Whether the node's parent is known, and ends as a whole block where the node starts."""
@@ -116,7 +156,8 @@ class Committing:
         return (
             parent is not None
             and parent.record.namespace == namespace
-            and parent.length == BLOCK_TOKENS
+            and (parent.length == BLOCK_TOKENS or new.tokens == EDGE)
+            and not parent.is_edge
             and parent.end == new.start
         )
 
@@ -127,6 +168,8 @@ class Committing:
             cache.forget_hot(old)
         for short in list(shorter(cache.hot.table, node.tree_key)):
             hot = cache.hot.by_key[short.record.key]
+            if short.record.holds_edge:
+                continue
             if hot.children == 0 and not (hot.warm and warm is not None and warm.has_children(hot.key)):
                 cache.forget_hot(hot)
                 cache.counters.superseded += not hot.warm  # else it is counted when it leaves the disk

@@ -125,7 +125,7 @@ class Disk(DiskFile):
         ):
             stored.orphans.append(key)
             return
-        if is_covered(table, node.tree_key):
+        if not node.record.holds_edge and is_covered(table, node.tree_key):
             stored.covered.append(key)
             return
         old = table.get(node.tree_key)
@@ -151,7 +151,7 @@ class Disk(DiskFile):
         sums.nodes[name] = sums.nodes.get(name, 0) + 1
         stored.written[key] = size
         for short in list(shorter(table, node.tree_key)):
-            if not table.has_children(short.record.key):
+            if not short.record.holds_edge and not table.has_children(short.record.key):
                 self._delete(txn, short, sums)
                 stored.covered.append(short.record.key)
 

@@ -110,8 +110,20 @@ def _hot_leaves(cache: Cache, wanted: set[bytes]) -> dict[bytes, Placed]:
         with cache.view() as (_tables, warm):
             for hot in candidates[at : at + _STEP_NODES]:
                 if hot.indexed and hot.children == 0 and (warm is None or not warm.has_children(hot.key)):
-                    leaves[hot.key] = hot.node
+                    leaf = _without_edge(cache, warm, hot.node)
+                    if leaf is not None:
+                        leaves[leaf.record.key] = leaf
     return leaves
+
+
+def _without_edge(cache: Cache, warm: WarmTable | None, leaf: Placed) -> Placed | None:
+    """For a leaf that is an edge: its node, if that is a leaf but for it."""
+    if not leaf.is_edge:
+        return leaf
+    owner = cache.hot.by_key.get(leaf.parent)
+    node = owner.node if owner is not None else warm.place(leaf.parent) if warm is not None else None
+    others = children(cache, warm, leaf.parent).keys() - {leaf.record.key}
+    return node if not others else None
 
 
 def _warm_leaves(cache: Cache, wanted: set[bytes], limit: int) -> dict[bytes, Placed]:
@@ -129,7 +141,9 @@ def _warm_leaves(cache: Cache, wanted: set[bytes], limit: int) -> dict[bytes, Pl
                 key = row[-KEY_BYTES:]
                 node = warm.place(key) if key not in cache.hot.by_key else None
                 if node is not None and node.record.namespace in wanted and not children(cache, warm, key):
-                    leaves[key] = node
+                    leaf = _without_edge(cache, warm, node)
+                    if leaf is not None:
+                        leaves[leaf.record.key] = leaf
                 if number >= _STEP_NODES or len(leaves) >= limit:
                     more = True
                     break
@@ -161,6 +175,8 @@ class _Paths:
         while own < len(path) and not self._forks_at(path[own].record.key):
             own += 1
         sizes = [node.record.stored or node.record.size for node in path]
+        for child in children(self._cache, self._warm, leaf.record.key).values():
+            sizes[0] += child.record.stored or child.record.size  # its edge
         record = leaf.record
         touch = self._cache.touched.get(record.key)
         hits = record.hits + (touch.hits if touch is not None and record.key not in self._cache.hot.by_key else 0)
@@ -189,7 +205,8 @@ class _Paths:
 
     def _forks_at(self, key: bytes) -> bool:
         if key not in self._forks:
-            self._forks[key] = len(children(self._cache, self._warm, key)) > 1
+            below = children(self._cache, self._warm, key).values()
+            self._forks[key] = sum(not child.is_edge for child in below) > 1
         return self._forks[key]
 
     def _tiers(self, path: list[Placed]) -> list[str]:

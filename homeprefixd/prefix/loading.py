@@ -36,6 +36,7 @@ class Lease:
     places: list[bytes]  # tree keys
     held: dict[int, HotNode] = field(default_factory=dict)  # by index
     released: bool = False
+    known: int = 0  # leading tokens that are known, whether they can be resumed or not
 
 
 class Loading:

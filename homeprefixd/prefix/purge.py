@@ -181,12 +181,14 @@ def _upwards(cache: Cache, warm: WarmTable | None, node: Placed) -> Victims:
     tables: list[NodeTable] = [cache.hot.table, *([warm] if warm is not None else [])]
     for table in tables:
         for short in list(shorter(table, node.tree_key)):  # covered by it, though still on disk
-            if not children(cache, warm, short.record.key):
+            if not short.record.holds_edge and not children(cache, warm, short.record.key):
                 victims[short.record.key] = short
     while node.parent not in cache.namespaces:
         above = _place(cache, warm, node.parent)
-        if above is None or any(key not in victims for key in children(cache, warm, above.record.key)):
+        below = children(cache, warm, above.record.key) if above is not None else {}
+        if above is None or any(key not in victims and not child.is_edge for key, child in below.items()):
             break
+        victims |= below
         node = above
         victims[node.record.key] = node
     return victims

@@ -235,11 +235,11 @@ class Connection:
     def _match(self, frame: Match) -> None:
         if not frame.load:
             lease = self._cache.lookup(frame.namespace, frame.tokens, limit=frame.limit, exact=frame.exact, load=False)
-            self._send(Plan(frame.ticket, lease.plan))
+            self._send(Plan(frame.ticket, lease.plan, lease.known))
             return
         lease = self._session.lookup(frame.namespace, frame.tokens, limit=frame.limit, exact=frame.exact)
         self._leases[frame.ticket] = lease
-        self._send(Plan(frame.ticket, lease.plan))
+        self._send(Plan(frame.ticket, lease.plan, lease.known))
         self._service.readers.load(
             lease,
             lambda index, offset: self._send(BlockReady(frame.ticket, index, offset)),

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from .blocks import BLOCK_TOKENS, KEY_BYTES, BlockKey, TokensBE, common_tokens
+from .blocks import BLOCK_TOKENS, EDGE, KEY_BYTES, BlockKey, TokensBE, common_tokens
 
 BLOCK_BYTES = BLOCK_TOKENS * 4
 
@@ -37,6 +37,7 @@ class Record(msgspec.Struct, array_like=True):
     preview: str
     level: int = 0  # of its rank when it was stored or used last
     path_cost: float = 0.0  # seconds of prefill from the start of the prompt to its end
+    holds_edge: bool = False  # it stays though a longer node covers it
 
 
 class Placed(NamedTuple):
@@ -55,6 +56,11 @@ class Placed(NamedTuple):
         return (len(self.tree_key) - KEY_BYTES) // 4
 
     @property
+    def is_edge(self) -> bool:
+        """Whether it is the edge of its parent, and stands for no tokens."""
+        return self.tree_key[KEY_BYTES:] == EDGE
+
+    @property
     def end(self) -> int:
         """Position after its last token."""
         return self.record.start + self.length
@@ -63,8 +69,11 @@ class Placed(NamedTuple):
     def mean_cost(self) -> float:
         """Seconds of prefill for as many tokens as it has, by the mean of all from the prompt's start.
 
-        The end of a prompt costs more than its beginning, but is of no use without it.
+        The end of a prompt costs more than its beginning, but is of no use without it. An edge saves what its
+        record says.
         """
+        if self.is_edge:
+            return self.record.cost
         return self.record.path_cost * self.length / self.end
 
 

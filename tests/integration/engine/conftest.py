@@ -44,6 +44,18 @@ def tiny(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Likewise, with a vocabulary of bytes: made and loaded in no time."""
+    folder = tmp_path_factory.mktemp("small")
+
+    def get(arch: str) -> Path:
+        path = folder / f"{arch}.gguf"
+        return path if path.exists() else tiny_model.make(arch, None, path)
+
+    return get
+
+
+@pytest.fixture(scope="session")
 def tokens() -> Callable[[int, int], list[int]]:
     """`count` pseudo-random token ids by seed, of ordinary tokens."""
 

@@ -291,23 +291,6 @@ def test_two_with_one_cold_prefix_compute_it_once(run: Run, demo_model: Path, to
     assert running.engine.counters["prefill_tokens"] < 600
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "mamba2", "granitehybrid"])
-def test_models_with_edges_are_served_without_reuse(
-    run: Run, tiny: Callable[[str], Path], tokens: Tokens, arch: str
-) -> None:
-    running = run(tiny(arch))
-    assert running.worker.info.cache_mode == "off"
-    assert running.worker.info.cache_reason
-    prompt = tokens(300)
-    alone = running.ask(prompt, 20)
-    again = running.ask(prompt, 20)
-    assert alone[0] == again[0]
-    assert again[1].timings.cache_n == 0
-    assert running.store.lookups == 0
-    rids = [running.start(prompt, 20) for _ in range(4)]  # side by side, and ids used again
-    assert {running.text(r) for r in rids if running.finish(r)} == {alone[0]}
-
-
 def test_reuse_off(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
     running = run(tiny("llama"), reuse="off")
     assert (running.worker.info.cache_mode, running.worker.info.cache_reason) == ("off", "`cache.reuse` is off.")

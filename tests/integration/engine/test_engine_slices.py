@@ -12,7 +12,8 @@ import pytest
 from homeprefixd.engine.bindings import Batch, Context, ContextSettings, Model
 from homeprefixd.engine.joining import Joiner, JoinError, joiner_of
 from homeprefixd.engine.llama_log import LlamaLog
-from homeprefixd.engine.slices import BlockSize, SliceError, Slicer, make_slicer
+from homeprefixd.engine.proving import make_slicer
+from homeprefixd.engine.slices import BlockSize, SliceError, Slicer
 
 SCRATCH = 2
 Tokens = np.ndarray

@@ -1,0 +1,162 @@
+"""Spans and edges out of the context into the store. As `saving.py`, for models whose state has edges.
+
+Every block's span is kept; an edge only where somebody may go on from: `Sequence.points`, the end of the reply, and for
+a sliding window the nodes that cover it before those. A reply's end is not known before, so while it grows each of its
+nodes gets one; the store removes those that turn out superfluous (`prefix/thinning.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ..frames import NewNode
+from ..prefix.blocks import BLOCK_TOKENS, EDGE, block_key, to_le
+from .bindings import Model
+from .edges import EdgeSlicer
+from .namespaces import Namespaces
+from .saving import PAUSE, SLOW, preview
+from .sequence import Sequence
+from .slices import SliceError
+from .store import Slot, Store
+
+logger = logging.getLogger(__name__)
+
+_WINDOW = "window"
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A node to be saved. `edge`: what its edge is for, "" for none; `known`: its span is in the store already."""
+
+    start: int
+    end: int
+    edge: str
+    known: bool = False
+
+
+class EdgeSaver:
+    """`counters` gets: save_seconds, save_tokens, save_errors, save_skipped, save_edges."""
+
+    def __init__(
+        self, store: Store, slicer: EdgeSlicer, model: Model, namespaces: Namespaces, counters: defaultdict[str, float]
+    ) -> None:
+        self._store, self._slicer, self._model = store, slicer, model
+        self._namespaces, self._counters = namespaces, counters
+        self._paused_until = 0.0
+
+    def save(self, sequence: Sequence, *, tail: bool = False) -> None:
+        """Export what became whole and, where a point or (`tail`) the sequence ends, what can be gone on from."""
+        if not sequence.request.cache or sequence.no_save or sequence.n_past <= sequence.restored:
+            return
+        pieces = self._pieces(sequence, tail)
+        if not pieces:
+            return
+        began = time.perf_counter()
+        namespace = self._namespaces.opened(sequence.request.salt)
+        if namespace is None or not self._store.connected or began < self._paused_until:
+            self._counters["save_skipped"] += 1
+            return
+        sizes = [size for piece in pieces for size in self._sizes(piece)]
+        slots = list(self._store.reserve(sizes))
+        if len(slots) < len(sizes) or time.perf_counter() - began > SLOW:
+            self._paused_until = time.perf_counter() + PAUSE
+        nodes = self._export(sequence, namespace, pieces, slots)
+        if nodes:
+            self._store.commit(namespace, nodes)
+            edges = sum(node.tokens == EDGE for node in nodes)
+            self._counters["save_edges"] += edges
+            self._counters["save_tokens"] += sum(len(node.tokens) // 4 for node in nodes) - edges
+        self._counters["save_seconds"] += time.perf_counter() - began
+
+    def _pieces(self, sequence: Sequence, tail: bool) -> list[_Piece]:
+        start, end = sequence.saved, sequence.n_past
+        whole = end - end % BLOCK_TOKENS
+        kind = sequence.points.get(end, "")
+        if tail and not kind:
+            kind = "prompt" if end <= sequence.n_prompt else "reply"
+        pieces = [
+            _Piece(at, at + BLOCK_TOKENS, self._edge(sequence, at, at + BLOCK_TOKENS, kind))
+            for at in range(start, whole, BLOCK_TOKENS)
+        ]
+        if kind and end > whole:
+            pieces.append(_Piece(whole, end, kind))
+        elif kind and not pieces:
+            pieces.append(_Piece(end - BLOCK_TOKENS, end, kind, known=True))
+        return pieces
+
+    def _edge(self, sequence: Sequence, start: int, end: int, kind: str) -> str:
+        """What the edge of a whole block is for."""
+        if end == sequence.n_past and kind:
+            return kind
+        window = self._slicer.edge.window
+        needed = window and (
+            end > sequence.n_prompt or any(start < point and end > point - window for point in sequence.points)
+        )
+        return _WINDOW if needed else ""
+
+    def _sizes(self, piece: _Piece) -> list[int]:
+        count = piece.end - piece.start
+        span = [] if piece.known else [self._slicer.size.of(count)]
+        return [*span, self._slicer.edge.of(count)] if piece.edge else span
+
+    def _export(self, sequence: Sequence, namespace: bytes, pieces: list[_Piece], slots: list[Slot]) -> list[NewNode]:
+        nodes: list[NewNode] = []
+        left = list(slots)
+        per_token = sequence.unsaved_cost / max(1, pieces[-1].end - max(pieces[0].start, sequence.restored))
+        for piece in pieces:
+            needed = len(self._sizes(piece))
+            if len(left) < needed:
+                break
+            span = None if piece.known else left[0]
+            edge = left[needed - 1] if piece.edge else None
+            count = piece.end - piece.start
+            views = (
+                None if span is None else span.view[: self._slicer.size.of(count)],
+                None if edge is None else edge.view[: self._slicer.edge.of(count)],
+            )
+            try:
+                self._slicer.export_node(sequence.seq_id, piece.start, piece.end, *views)
+            except SliceError as error:
+                logger.warning("a block was not saved: %s", error)
+                self._counters["save_errors"] += 1
+                sequence.no_save = True
+                break
+            del left[:needed]
+            self._add(sequence, namespace, piece, per_token, span, edge, nodes)
+        self._store.abandon(left)
+        return nodes
+
+    def _add(
+        self,
+        sequence: Sequence,
+        namespace: bytes,
+        piece: _Piece,
+        per_token: float,
+        span: Slot | None,
+        edge: Slot | None,
+        nodes: list[NewNode],
+    ) -> None:
+        """What is to be published of a piece."""
+        start, end = piece.start, piece.end
+        tokens = sequence.tokens[start:end]
+        parent = sequence.key_before(start, namespace)
+        grid = end <= sequence.grid_until
+        if span is not None:
+            computed = end - max(start, min(end, sequence.restored))
+            cost = per_token * computed
+            sequence.unsaved_cost = max(0.0, sequence.unsaved_cost - cost)
+            kind = "prompt" if end <= sequence.n_prompt else "reply"
+            size, text = self._slicer.size.of(end - start), preview(self._model, tokens)
+            holds = edge is not None
+            nodes.append(
+                NewNode(parent, to_le(tokens), start, span.offset, size, grid, cost, kind, text, holds_edge=holds)
+            )
+            if end - start == BLOCK_TOKENS:
+                sequence.saved = end
+        if edge is not None:
+            own = block_key(parent, to_le(tokens))
+            size = self._slicer.edge.of(end - start)
+            nodes.append(NewNode(own, EDGE, end, edge.offset, size, grid, 0.0, piece.edge, ""))

@@ -1,0 +1,131 @@
+"""At first sight of a model: have a throw-away process find out whether its state can be cut into blocks.
+
+llama.cpp ends the process where a memory cannot do what it is asked for, or a file is not what it should be; so that is
+tried where it harms nobody. The outcome is remembered by what the file says of itself (its first megabytes and its
+size), not by its path. Loads nothing of llama.cpp; the process's own side is `probing.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from ..errors import ModelError
+from ..frames import LoadModel
+from ..supervise import Exit, child_environment, module_command
+
+MEMO = "probes.json"
+LOADED = "loaded"
+"""What the process says first, on a line of its own; then its outcome as JSON."""
+
+_HEAD = 8 << 20  # bytes of the file: metadata and names of tensors, after the vocabulary
+_SECONDS = 900.0
+_REMEMBERED = 200
+_WORDS = 40  # last lines
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """`mode` as in `ModelInfo.cache_mode`; `reason` says why it is off."""
+
+    mode: Literal["blocks", "blocks with edges", "off"]
+    reason: str = ""
+
+
+def probe(load: LoadModel, directory: Path) -> Outcome | None:
+    """What is known of a model, after trying it if it was never seen. `directory`: where that is remembered.
+
+    None: it could not be found out now. Raises ModelError if llama.cpp dies of loading it.
+    """
+    memo = directory / MEMO
+    try:
+        key = _key(load)
+    except OSError:
+        return None  # loading it says more
+    known = _remembered(memo).get(key)
+    if known is not None:
+        return known
+    began = time.monotonic()
+    outcome = _run(load)
+    if outcome is not None:
+        logger.info(
+            "%s was probed in %.1f s: %s", load.path, time.monotonic() - began, ": ".join(filter(None, outcome))
+        )
+        _remember(memo, key, outcome)
+    return outcome
+
+
+def _key(load: LoadModel) -> str:
+    digest = hashlib.sha256()
+    with open(load.path, "rb") as file:
+        digest.update(file.read(_HEAD))
+        size = os.fstat(file.fileno()).st_size
+    build = version("llama-cpp-python")
+    return f"{digest.hexdigest()} {size} {load.kv_type} {load.flash_attention} {load.gpu_layers} {build}"
+
+
+def _run(load: LoadModel) -> Outcome | None:
+    command = module_command("homeprefixd.engine.probing")
+    try:
+        done = subprocess.run(
+            command,
+            input=msgspec.msgpack.encode(load),
+            capture_output=True,
+            timeout=_SECONDS,
+            env=child_environment(os.environ),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("%s could not be probed: %s", load.path, error)
+        return None
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    if done.returncode == 0 and len(lines) == 2:
+        return msgspec.json.decode(lines[1], type=Outcome)
+    words = tuple(done.stderr.decode("utf-8", "replace").splitlines()[-_WORDS:])
+    if done.returncode >= 0 or done.returncode == -signal.SIGKILL:  # refused, or memory was out: loading it says more
+        logger.info("%s was not probed: %s", load.path, Exit(done.returncode, words))
+        return None
+    if LOADED not in lines:
+        raise ModelError(
+            f"{load.path} cannot be loaded: llama.cpp dies of it ({Exit(done.returncode, words)}). Download it again,"
+            " or set `model.path` to another file.",
+            code="model_load_failed",
+        )
+    logger.error("the probe of %s died: %s", load.path, " | ".join(words))
+    return Outcome("off", f"llama.cpp dies of restoring its state ({Exit(done.returncode, words)})")
+
+
+def _remembered(memo: Path) -> dict[str, Outcome]:
+    try:
+        return msgspec.json.decode(memo.read_bytes(), type=dict[str, Outcome])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        logger.info("%s cannot be read, models are probed again: %s", memo, error)
+        return {}
+
+
+def _remember(memo: Path, key: str, outcome: Outcome) -> None:
+    known = {**_remembered(memo), key: outcome}
+    newest = dict(list(known.items())[-_REMEMBERED:])
+    beside = memo.with_suffix(f".{os.getpid()}")
+    try:
+        beside.touch(mode=0o600)
+        beside.write_text(json.dumps(newest, indent=1), encoding="utf-8")
+        beside.replace(memo)
+    except OSError as error:
+        logger.info("%s cannot be written, the model is probed again next time: %s", memo, error)
+        with contextlib.suppress(OSError):
+            beside.unlink()

@@ -1,0 +1,143 @@
+"""Main of the probe process: load a model, take its state apart, put it together again, compare logits.
+
+    python -m homeprefixd.engine.probing < LoadModel as msgpack
+
+Says `loaded`, then an `Outcome` as JSON, on stdout. Exit codes: 0 with an outcome, 3 the model cannot be loaded. It may
+die of anything (`probe.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..child import become_child
+from ..errors import ModelError
+from ..frames import LoadModel
+from .probe import LOADED, Outcome
+
+if TYPE_CHECKING:
+    from .bindings import Batch, Context
+    from .slices import Slicer
+
+_BLOCK, _BLOCKS = 16, 3  # tokens, and blocks of them
+_SCRATCH, _SEQUENCES = 1, 2
+_CELLS = 512
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Probe the model that stdin names."""
+    become_child("probe", "warning")
+    load = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LoadModel)
+    from .bindings import Context, ContextSettings, Model
+    from .llama_log import LlamaLog
+    from .proving import make_slicer
+    from .slices import SliceError
+
+    try:
+        model = Model.load(Path(load.path), LlamaLog(), gpu_layers=load.gpu_layers)
+        settings = ContextSettings(_CELLS, 64, _SEQUENCES, load.threads or 1, load.kv_type, load.flash_attention)
+        context = Context(model, settings)
+    except ModelError as error:
+        logger.error("%s", error.message)
+        return ModelError.exit_code
+    print(LOADED, flush=True)
+    made = make_slicer(context, _SCRATCH)
+    if isinstance(made, str):
+        outcome = Outcome("off", made)
+    else:
+        try:
+            outcome = _Trial(context, made).outcome()
+        except SliceError as error:
+            outcome = Outcome("off", f"its state cannot be restored: {error}")
+    print(msgspec.json.encode(outcome).decode(), flush=True)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A prompt's blocks, and the logits of the token after them."""
+
+    blocks: list[tuple[memoryview, memoryview | None]]  # span, edge
+    logits: bytes
+
+
+class _Trial:
+    """Two prompts on one context."""
+
+    def __init__(self, context: Context, slicer: Slicer) -> None:
+        from .bindings import Batch
+        from .edges import EdgeSlicer
+
+        self._context, self._slicer = context, slicer
+        self._edges = slicer if isinstance(slicer, EdgeSlicer) else None
+        self._batch: Batch = Batch(64)
+
+    def outcome(self) -> Outcome:
+        """Restored blocks must give the same bits, and another prompt's last one or its edge other logits."""
+        mine, other = self._computed(3), self._computed(5)
+        if self._restored(mine.blocks) != mine.logits:
+            return Outcome("off", "restored blocks give other logits")
+        (span, _edge), (other_span, other_edge) = mine.blocks[-1], other.blocks[-1]
+        wrong = (span, other_edge) if self._edges is not None else (other_span, None)
+        if self._restored([*mine.blocks[:-1], wrong]) == mine.logits:
+            return Outcome("off", "another prompt's state gives the same logits, so wrong state would go unnoticed")
+        return Outcome("blocks" if self._edges is None else "blocks with edges")
+
+    def _computed(self, seed: int) -> _Saved:
+        blocks: list[tuple[memoryview, memoryview | None]] = []
+        for index in range(_BLOCKS):
+            start, end = index * _BLOCK, (index + 1) * _BLOCK
+            self._decode(seed, start, end)
+            span = memoryview(bytearray(self._slicer.size.of(_BLOCK)))
+            edge = None
+            if self._edges is not None:
+                edge = memoryview(bytearray(self._edges.edge.of(_BLOCK)))
+                self._edges.export_node(0, start, end, span, edge)
+            else:
+                self._slicer.export(0, start, end, span)
+            blocks.append((span, edge))
+        return _Saved(blocks, self._last())
+
+    def _restored(self, blocks: list[tuple[memoryview, memoryview | None]]) -> bytes:
+        for index, (span, edge) in enumerate(blocks):
+            start = index * _BLOCK
+            if self._edges is not None:
+                needed = index == _BLOCKS - 1 or not self._edges.edge.recurrent
+                self._edges.import_node(0, start, start, _BLOCK, span, edge if needed else None)
+            else:
+                self._slicer.import_block(0, start, _BLOCK, _BLOCK, span)
+        if self._edges is not None:
+            self._edges.check(0, _BLOCK * _BLOCKS)
+        return self._last()
+
+    def _last(self) -> bytes:
+        """Logits of the token after the blocks, the same for every prompt; empties the context."""
+        end = _BLOCK * _BLOCKS
+        self._decode(1, end, end + 1)
+        logits = self._context.logits(-1).tobytes()
+        self._context.clear()
+        return logits
+
+    def _decode(self, seed: int, start: int, end: int) -> None:
+        import numpy as np
+
+        from .failures import DecodeError
+
+        n_vocab = self._context.model.n_vocab
+        tokens = (np.arange(start, end, dtype=np.int64) * 7919 * seed + seed) % n_vocab
+        self._batch.set_prompt(tokens.astype(np.int32), start, 0)
+        if not self._context.decode(self._batch):
+            raise DecodeError(1, "no room in an empty context")
+        self._context.synchronize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

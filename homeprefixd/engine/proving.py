@@ -1,0 +1,168 @@
+"""A slicer for a context, believed only after it was seen to work there: blocks exported, restored, logits compared.
+
+Also for what it cannot do: wrong blocks must be refused.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from .bindings import PARTIAL_ONLY, Batch, Context, Model
+from .edges import EdgeSlicer, measure
+from .failures import DecodeError
+from .joining import Joiner, JoinError, joiner_of
+from .slices import BlockSize, SliceError, Slicer
+
+logger = logging.getLogger(__name__)
+
+NO_RANGED_COPY = frozenset({"deepseek4"})
+"""Architectures whose memory aborts the process when a part of a sequence is copied."""
+
+_TEST_BLOCK = 8
+
+
+def why_not(model: Model) -> str:
+    """Why this model's state cannot be cut into blocks, "" if as far as its metadata tell it can."""
+    if model.arch in NO_RANGED_COPY:
+        return f"the memory of {model.arch} models cannot be copied in parts"
+    if model.is_hybrid and model.n_swa > 0:
+        return "it has both recurrent layers and sliding-window attention"
+    if 0 < model.n_swa < 2 * _TEST_BLOCK:
+        return f"its sliding window has only {model.n_swa} positions"
+    return ""
+
+
+def has_edges(model: Model) -> bool:
+    """Whether a part of its state is needed only to go on from there."""
+    return model.is_recurrent or model.is_hybrid or model.n_swa > 0
+
+
+def make_slicer(context: Context, scratch: int) -> Slicer | str:
+    """A slicer that was seen to work on this very context, or the reason why there is none. Clears the context.
+
+    It decodes 17 tokens, or twice as many (so it is the warm-up, too): two short blocks and a token after them,
+    exported, restored, and the logits compared bit for bit; then a wrong block or edge, which must be refused.
+    """
+    if reason := why_not(context.model):
+        warm_up(context)
+        return reason
+    try:
+        return _prove_edges(context, scratch) if has_edges(context.model) else _self_test(context, scratch)
+    except (SliceError, DecodeError) as error:
+        logger.warning("the self-test of restoring blocks failed: %s", error)
+        return f"the self-test of restoring blocks failed: {error}"
+    finally:
+        context.clear()
+
+
+def _self_test(context: Context, scratch: int) -> Slicer:
+    n = 2 * _TEST_BLOCK
+    tokens, batch = _test_tokens(context.model, n + 1), Batch(n)
+    _decode(context, batch, tokens[:n], 0)
+    whole = context.state_size(0)
+    if not whole or context.state_size(0, PARTIAL_ONLY) != whole:
+        raise SliceError("part of the state is needed only at its end, so it is not made of blocks alone")
+    slicer = Slicer(context, scratch, _measure(context, scratch))
+    blocks = [memoryview(bytearray(slicer.size.of(_TEST_BLOCK))) for _ in range(2)]
+    for i, block in enumerate(blocks):
+        slicer.export(0, i * _TEST_BLOCK, (i + 1) * _TEST_BLOCK, block)
+    slicer.joiner = _proven_joiner(slicer, blocks)
+    _decode(context, batch, tokens[n:], n)
+    cold = context.logits(-1)
+    context.clear()
+    for i, block in enumerate(blocks):
+        slicer.import_block(0, i * _TEST_BLOCK, _TEST_BLOCK, _TEST_BLOCK, block)
+    _decode(context, batch, tokens[n:], n)
+    if not np.array_equal(cold.view(np.uint32), context.logits(-1).view(np.uint32)):
+        raise SliceError("restored blocks give other logits")
+    context.clear()
+    try:
+        slicer.import_block(0, 0, _TEST_BLOCK, _TEST_BLOCK, blocks[1])
+    except SliceError:
+        return slicer
+    raise SliceError("the second block was taken for the first")
+
+
+def _prove_edges(context: Context, scratch: int) -> EdgeSlicer:
+    model, half, n = context.model, _TEST_BLOCK, 2 * _TEST_BLOCK
+    recurrent = model.is_recurrent or model.is_hybrid
+    tokens, batch = _test_tokens(model, n + 1), Batch(n)
+    _decode(context, batch, tokens[:n], 0)
+    slicer = measure(context, scratch, half, 0 if recurrent else model.n_swa, recurrent)
+    if not slicer.size.per_token and not model.is_recurrent:
+        raise SliceError("all of its state is needed only at its end")
+    context.clear()
+    nodes: list[tuple[memoryview, memoryview]] = []
+    for start in (0, half):
+        _decode(context, batch, tokens[start : start + half], start)
+        span, edge = (memoryview(bytearray(size)) for size in (slicer.size.of(half), slicer.edge.of(half)))
+        slicer.export_node(0, start, start + half, span, edge)
+        nodes.append((span, edge))
+    _decode(context, batch, tokens[n:], n)
+    cold = context.logits(-1)
+    context.clear()
+    for index, (span, edge) in enumerate(nodes):
+        needed = index == 1 or not recurrent
+        slicer.import_node(0, index * half, index * half, half, span, edge if needed else None)
+    slicer.check(0, n)
+    _decode(context, batch, tokens[n:], n)
+    if not np.array_equal(cold.view(np.uint32), context.logits(-1).view(np.uint32)):
+        raise SliceError("restored blocks give other logits")
+    context.clear()
+    slicer.import_node(0, 0, 0, half, *(nodes[0] if not recurrent else (nodes[0][0], None)))
+    try:
+        slicer.import_node(0, half, half, half, nodes[1][0], nodes[0][1])
+    except SliceError:
+        return slicer
+    raise SliceError("the edge of another position was taken")
+
+
+def _proven_joiner(slicer: Slicer, blocks: list[memoryview]) -> Joiner | None:
+    """A joiner that makes of two blocks what llama.cpp writes for both; None if there is none."""
+    joiner = joiner_of(blocks[0], _TEST_BLOCK)
+    if joiner is None:
+        return None
+    n = 2 * _TEST_BLOCK
+    both, joined = bytearray(slicer.size.of(n)), np.zeros(slicer.size.of(n), np.uint8)
+    slicer.export(0, 0, n, memoryview(both))
+    try:
+        joiner.join(blocks, [_TEST_BLOCK] * 2, 0, joined)
+    except JoinError as error:
+        logger.warning("blocks are restored one by one: %s", error)
+        return None
+    if joined.tobytes() != bytes(both):
+        logger.warning("blocks are restored one by one: joining two gives another state than llama.cpp does")
+        return None
+    return joiner
+
+
+def _measure(context: Context, scratch: int) -> BlockSize:
+    """Sizes of one block and of two, of which that of any other follows."""
+    sizes = []
+    for end in (_TEST_BLOCK, 2 * _TEST_BLOCK):
+        context.copy(0, scratch, 0, end)
+        sizes.append(context.state_size(scratch))
+        context.remove(scratch)
+    per_token, rest = divmod(sizes[1] - sizes[0], _TEST_BLOCK)
+    if rest or per_token <= 0 or sizes[0] <= per_token * _TEST_BLOCK:
+        raise SliceError(f"sizes of state are not linear in tokens: {sizes}")
+    return BlockSize(sizes[0] - per_token * _TEST_BLOCK, per_token)
+
+
+def warm_up(context: Context) -> None:
+    """One decode, so that the first request does not pay for what llama.cpp does once. Raises DecodeError."""
+    _decode(context, Batch(2), _test_tokens(context.model, 2), 0)
+    context.clear()
+
+
+def _test_tokens(model: Model, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return (np.arange(1, count + 1, dtype=np.int64) * 7919 % model.n_vocab).astype(np.int32)
+
+
+def _decode(context: Context, batch: Batch, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], start: int) -> None:
+    batch.set_prompt(tokens, start, 0)
+    if not context.decode(batch):
+        raise DecodeError(1, "no room in an empty context")
+    context.synchronize()

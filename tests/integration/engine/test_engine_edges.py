@@ -1,0 +1,267 @@
+"""Every family of models through engine and real store: cold, hot, after a restart, at branches, from a full store.
+
+Logits are compared, not texts, and each family has a control that must fail: another prompt's state in the same
+place. The models are tiny and random (`tests/tiny_model.py`); their weights are such that wrong state shows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homeprefixd.engine import edge_restoring, edge_saving, restoring
+from homeprefixd.engine.edges import EdgeSlicer
+from homeprefixd.engine.worker import DEBUG_LOGITS
+from homeprefixd.frames import Delta, Finished, Message
+from homeprefixd.prefix.client import Slot, StoreClient
+from homeprefixd.prefix.thinning import KEPT
+from tests.integration.engine.running import Logits, Running, load_frame
+from tests.tiny_model import BYTES_VOCABULARY
+from tests.unit.prefix.prefix_testing import MIB, Store
+
+FULL = ["llama", "qwen3", "deepseek2"]
+WINDOW = ["gemma2", "gemma3", "gpt-oss"]
+RECURRENT = ["mamba2", "granitehybrid", "lfm2", "falcon-h1", "qwen35", "qwen3next"]
+EDGED = [*WINDOW, *RECURRENT]
+
+BASE = 320  # tokens: five blocks
+
+Serve = Callable[..., "House"]
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """Pseudo-random ones of the small vocabulary."""
+    ids: list[int] = np.random.default_rng(seed).integers(3, BYTES_VOCABULARY, count).tolist()
+    return ids
+
+
+class PatientClient(StoreClient):
+    """One that waits for its slots also where other tests run."""
+
+    def reserve(self, sizes: Sequence[int], timeout: float = 20.0) -> list[Slot]:
+        return super().reserve(sizes, timeout)
+
+
+class House:
+    """A worker's parts in this process and a real store process on a directory."""
+
+    def __init__(self, model: Path, directory: Path, sizes: dict[str, int], changes: dict[str, Any]) -> None:
+        directory.mkdir(exist_ok=True)
+        self.store = Store(directory, **sizes)
+        connected = threading.Event()
+        self.client = PatientClient(connected.set)
+        self.client.attach(self.store.adopt())
+        assert connected.wait(20)
+        changes = {"threads": 1, **changes}  # two would wait for each other where other tests run
+        self.running = Running(load_frame(model, **changes), self.client)  # type: ignore[arg-type]
+        self.running.known()
+
+    def ask(self, prompt: list[int] | list[Message], max_tokens: int = 1, **changes: Any) -> Finished:
+        return self.running.ask(prompt, max_tokens, **changes)[1]
+
+    def cold(self, prompt: list[int], max_tokens: int = 1) -> Finished:
+        return self.ask(prompt, max_tokens, cache=False)
+
+    def stats(self) -> dict[str, Any]:
+        return self.store.stats()
+
+    def close(self) -> None:
+        if self.store.process.poll() is None:
+            counters = self.running.engine.counters
+            assert not counters["integrity_errors"]
+            assert not counters["position_errors"]
+            self.running.close()
+            self.client.close()
+            assert self.store.flush() == 0
+            status, said = self.store.stop()
+            assert status == 0, said
+
+
+@pytest.fixture
+def serve(
+    small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., House]]:
+    monkeypatch.setenv(DEBUG_LOGITS, "1")
+    monkeypatch.setattr(restoring, "_PLAN_PATIENCE", 20.0)  # what is tested is what comes, not when
+    monkeypatch.setattr(edge_restoring, "BLOCK_PATIENCE", 20.0)
+    monkeypatch.setattr(edge_saving, "SLOW", 20.0)
+    houses: list[House] = []
+
+    def start(arch: str, *, hot: int = 64 * MIB, warm: int = 256 * MIB, **changes: Any) -> House:
+        for house in houses:
+            house.close()
+        houses.append(House(small(arch), tmp_path / "cache", {"hot": hot, "warm": warm}, changes))
+        return houses[-1]
+
+    yield start
+    for house in houses:
+        house.close()
+
+
+def _same(house: House, prompt: list[int], cached: int) -> None:
+    """A request reuses exactly so much, and its logits are those of a cold run, bit for bit."""
+    found = house.ask(prompt)
+    assert found.timings.cache_n == cached
+    assert found.timings.logits_sha256 == house.cold(prompt).timings.logits_sha256
+
+
+@pytest.mark.parametrize(
+    ("arch", "kv_type"),
+    [*((arch, "f16") for arch in [*FULL, *EDGED]), *((arch, "q8_0") for arch in ("llama", "gemma3", "qwen35"))],
+)
+def test_hot_and_after_a_restart_the_logits_are_those_of_a_cold_run(serve: Serve, arch: str, kv_type: str) -> None:
+    changes = {"kv_type": kv_type, "flash_attention": kv_type != "f16"}
+    house = serve(arch, **changes)
+    mode = house.running.worker.info.cache_mode
+    assert (mode, house.running.worker.info.cache_reason) == ("blocks" if arch in FULL else "blocks with edges", "")
+    base = tokens(BASE, 1)
+    assert house.ask([*base, 5]).timings.cache_n == 0
+    _same(house, [*base, *tokens(10, 2)], BASE)
+    house = serve(arch, **changes)
+    _same(house, [*base, *tokens(12, 3)], BASE)
+    assert not house.running.engine.counters["restore_errors"]
+
+
+@pytest.mark.parametrize("arch", EDGED)
+def test_the_edge_of_another_prompt_would_give_other_logits(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    """The control: it has the right positions, so only the logits tell. That of another position is refused."""
+    house = serve(arch)
+    edges: dict[tuple[int, int], bytes] = {}  # by prompt, then start of the node
+    original = EdgeSlicer.import_node
+    control = {"from": 0, "shift": 0, "swap": 0}
+
+    def import_node(
+        slicer: EdgeSlicer, seq: int, at: int, start: int, count: int, span: memoryview, edge: memoryview | None
+    ) -> int:
+        if edge is not None:
+            edges.setdefault((control["from"], start), bytes(edge))
+            edge = memoryview(edges[0, start + control["shift"]]) if control["swap"] else edge
+        return original(slicer, seq, at, start, count, span, edge)
+
+    monkeypatch.setattr(EdgeSlicer, "import_node", import_node)
+    prompts = [tokens(BASE, 7), tokens(BASE, 1)]
+    for number, base in enumerate(prompts):
+        control["from"] = number
+        for part in (base[:64], base):
+            house.ask([*part, 5])
+            house.ask([*part, 6])
+
+    def differs(question: list[int]) -> bool:
+        cold = house.cold(question).timings.logits_sha256
+        found = house.ask(question).timings
+        return found.logits_sha256 != cold
+
+    assert not differs([*prompts[1], *tokens(10, 2)])
+    control["swap"] = 1
+    assert differs([*prompts[1], *tokens(10, 3)])
+    control["shift"] = 64 - BASE
+    errors = house.running.engine.counters["restore_errors"]
+    assert not differs([*prompts[1], *tokens(10, 4)])
+    assert house.running.engine.counters["restore_errors"] == errors + 1
+
+
+@pytest.mark.parametrize("arch", ["deepseek2", *EDGED])
+def test_where_prompts_part_is_learned(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    logits = Logits(monkeypatch)
+    house = serve(arch)
+    base = tokens(BASE, 1)
+    house.ask([*base, 5])
+    second = house.ask([*base[:200], *tokens(60, 4)])
+    assert second.timings.cache_n == (0 if arch in EDGED else 200)
+    prompt = [*base[:200], *tokens(50, 5)]
+    third = house.ask(prompt, 4)
+    assert third.timings.cache_n == 200
+    logits.compare(third.rid, house.cold(prompt, 4).rid)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mamba2", "granitehybrid", "qwen35"])
+def test_a_chat_goes_on_where_it_was(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    logits = Logits(monkeypatch)
+    house = serve(arch)
+    rules = Message("system", " ".join(f"Rule {n}: keep lamp {n} at {n * 7} percent." for n in range(20)))
+
+    def turn(*messages: Message, cached: int) -> Finished:
+        found = house.ask([rules, *messages], 6)
+        assert found.timings.cache_n >= cached
+        logits.compare(found.rid, house.ask([rules, *messages], 6, cache=False).rid)
+        return found
+
+    first = turn(Message("user", "Which lamp is brightest?"), cached=0)
+    after = len("Which lamp is brightest?<") + len("<<assistant\n")  # in tokens, of a byte each but for the marks
+    system = first.timings.total_prompt_n - after
+    turn(Message("user", "And now another question."), cached=system)
+    again = turn(Message("user", "Which lamp is brightest?"), cached=system)
+    assert again.timings.cache_n >= first.timings.total_prompt_n - 11  # "assistant" and its marks
+    said = Message("assistant", house.running.text(again.rid))
+    house = serve(arch)
+    second = turn(Message("user", "Which lamp is brightest?"), said, Message("user", "Why?"), cached=system + 4)
+    assert second.timings.cache_n >= first.timings.total_prompt_n - 11  # "assistant" and its marks
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "granitehybrid"])
+def test_edges_are_few(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    """A long chat leaves no edge at each of its turns: those of the last two turns stay, of prompt and reply each."""
+    logits = Logits(monkeypatch)
+    house = serve(arch)
+    prompt, until = tokens(130, 1), 0
+    for turn in range(12):
+        end = house.ask(prompt, 9)
+        assert end.timings.cache_n == until
+        until = len(prompt) + 8  # the last token was sampled and not computed
+        reply = [int(each.argmax()) for each in logits.of[end.rid]]
+        prompt = [*prompt, *reply, *tokens(70, 10 + turn)]
+    stats = house.stats()["counters"]
+    edges = house.running.engine.counters["save_edges"] - stats["thinned"] - stats["known_nodes"]
+    assert stats["thinned"] > 0
+    assert edges <= 1.5 * KEPT * (1 if arch == "granitehybrid" else 2)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "granitehybrid"])
+def test_a_full_store_gives_nothing_wrong(serve: Serve, arch: str) -> None:
+    house = serve(arch, hot=MIB // 2, warm=2 * MIB)
+    reused = 0
+    for number in (*range(12), 11, 3, 11):
+        prompt = [*tokens(256, number), *tokens(9, 50 + number)]
+        house.ask([*prompt[:256], 5])
+        found = house.ask(prompt)
+        reused += found.timings.cache_n == 256
+        assert found.timings.logits_sha256 == house.cold(prompt).timings.logits_sha256
+    stats = house.stats()["counters"]
+    assert stats["evicted_hot"] > 0
+    assert reused > 0
+    assert np.isfinite(stats["errors"])
+    assert stats["errors"] == 0
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mamba2", "granitehybrid"])
+def test_side_by_side_and_set_aside(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    """Sequence ids are used again, requests are cancelled and make way for others: each has its own state."""
+    logits = Logits(monkeypatch)
+    house = serve(arch, parallel=2)
+    running = house.running
+    prompts = [[*tokens(200, 1), *tokens(30 + n, 20 + n)] for n in range(4)]
+    cold = [house.cold(prompt, 20).rid for prompt in prompts]
+    for _ in range(2):
+        rids = [running.start(prompt, 20) for prompt in prompts]
+        gone = running.start([*prompts[0], 7, 8], 500)
+        running.worker.intake.cancel(gone)
+        for rid, alone in zip(rids, cold, strict=True):
+            running.finish(rid)
+            logits.compare(rid, alone)
+        assert running.finish(gone).reason == "cancelled"
+    slow = running.start(prompts[0], 60, priority="background")
+    also = running.start(prompts[1], 60, priority="background")
+    running.wait(lambda: running.of(slow, Delta) and running.of(also, Delta))
+    urgent = running.start(prompts[2], 4, priority="interactive")
+    for rid, alone in ((urgent, cold[2]), (slow, cold[0]), (also, cold[1])):
+        running.finish(rid)
+        logits.compare(rid, alone)
+    assert running.engine.counters["set_aside"] > 0
+    assert not running.engine.counters["save_errors"] + running.engine.counters["restore_errors"]

@@ -1,0 +1,213 @@
+"""Edges in the store: where a path can be resumed, what is kept of them, what happens to their nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from homeprefixd.frames import NewNode, PlanNode
+from homeprefixd.prefix.blocks import BLOCK_TOKENS, EDGE, block_key, to_le
+from homeprefixd.prefix.listing import prefixes
+from homeprefixd.prefix.purge import purge
+from homeprefixd.prefix.thinning import KEPT
+from tests.unit.prefix.prefix_testing import DESCRIPTION, House, payload_of
+
+Make = Callable[..., "EdgeHouse"]
+
+
+class EdgeHouse(House):
+    """A house whose model's states have edges."""
+
+    window = 0
+
+    def open(self) -> None:
+        super().open()
+        description = {**DESCRIPTION, "edges": {"window": self.window}}
+        self.namespace = self.cache.open_namespace(description)[0]
+
+    def put(self, tokens: Sequence[int], points: dict[int, str], *, size: int = 500, edge: int = 700) -> None:
+        """Save what a prompt's prefill does: spans of all blocks, and at each point a tail and edges."""
+        for end in sorted({*points, len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS}):
+            self._put(list(tokens[:end]), points.get(end, ""), size, edge, points)
+
+    def _put(self, tokens: list[int], kind: str, size: int, edge: int, points: dict[int, str]) -> None:
+        nodes: list[NewNode] = []
+        parent: bytes = self.namespace
+        for start in range(0, len(tokens), BLOCK_TOKENS):
+            part = to_le(tokens[start : start + BLOCK_TOKENS])
+            end = start + len(part) // 4
+            key = block_key(parent, part)
+            last = kind if end == len(tokens) else ""
+            inside = any(start < point and end > point - self.window for point in points)
+            purpose = last or ("window" if self.window and inside else "")
+            slots = self.session.reserve([size, edge] if purpose else [size])
+            if len(slots) < 1 + bool(purpose):
+                return
+            self.cache.arena.view(slots[0], size)[:] = payload_of(key, size)[:size]
+            nodes.append(NewNode(parent, part, start, slots[0], size, True, 0.2, "prompt", "", bool(purpose)))
+            if purpose:
+                own = block_key(key, EDGE)
+                self.cache.arena.view(slots[1], edge)[:] = payload_of(own, edge)[:edge]
+                nodes.append(NewNode(key, EDGE, end, slots[1], edge, True, 0.0, purpose, ""))
+            parent = key
+        self.session.commit(self.namespace, nodes)
+
+    def plan(self, tokens: Sequence[int], limit: int = 1 << 30) -> tuple[int, int, list[PlanNode]]:
+        """Tokens that can be resumed, tokens known, the plan."""
+        lease = self.cache.lookup(self.namespace, to_le(tokens), limit=limit, exact=False, load=False)
+        return sum(node.use for node in lease.plan), lease.known, lease.plan
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., EdgeHouse]:
+    def build(window: int = 0, **sizes: int) -> EdgeHouse:
+        kind = type("Windowed", (EdgeHouse,), {"window": window})
+        house: EdgeHouse = kind(tmp_path, **sizes)
+        return house
+
+    return build
+
+
+def test_the_deepest_node_with_an_edge_is_where_to_go_on(make: Make) -> None:
+    house = make()
+    tokens = list(range(400))
+    house.put(tokens, {100: "system", 256: "turn", 300: "prompt"})
+    for _ in ("hot", "warm"):
+        assert house.plan(tokens)[:2] == (300, 384)
+        used, known, plan = house.plan([*tokens[:299], 9999])
+        assert (used, known) == (256, 299)
+        assert [node.edge for node in plan] == [False] * 4 + [True]
+        assert (plan[-1].start, plan[-1].count, plan[-1].use) == (256, 0, 0)
+        assert house.plan([*tokens[:130], 9999])[:2] == (100, 130)
+        assert house.plan([*tokens[:99], 9999])[:2] == (0, 99)
+        assert house.plan(tokens, limit=299)[0] == 256
+        house.reopen()
+    house.close()
+
+
+@pytest.mark.parametrize("window", [64, 100, 128])
+def test_a_window_needs_the_edges_of_all_nodes_in_it(make: Make, window: int) -> None:
+    house = make(window)
+    tokens = list(range(400))
+    house.put(tokens, {200: "system", 384: "prompt"})
+    used, _known, plan = house.plan([*tokens[:210], 9999])
+    assert used == 200
+    edged = [index for index, node in enumerate(plan) if node.edge]
+    first = min(plan[index].start for index in edged)
+    assert first - BLOCK_TOKENS <= 200 - window
+    assert house.plan(tokens)[0] == 384
+    lost = next(node for node in plan if node.edge)
+    house.cache.forget_hot(house.cache.hot.by_key[lost.key])
+    assert house.plan([*tokens[:210], 9999])[0] < 200
+    house.close()
+
+
+def test_a_tail_with_an_edge_stays_when_it_is_covered(make: Make) -> None:
+    house = make()
+    tokens = list(range(256))
+    house.put(tokens[:100], {100: "system"})
+    house.put(tokens, {256: "prompt"})
+    house.cache.write(everything=True)
+    for _ in ("hot", "warm"):
+        assert house.plan([*tokens[:120], 9999])[:2] == (100, 120)
+        house.reopen()
+    house.put(tokens[:110], {110: "turn"})  # it is covered already
+    assert house.plan([*tokens[:120], 9999])[0] == 110
+    house.close()
+
+
+def test_state_comes_back_as_it_was(make: Make) -> None:
+    house = make()
+    tokens = list(range(300))
+    house.put(tokens, {300: "prompt"})
+    house.reopen()
+    states = house.restore([*tokens, 1])
+    assert [tier for tier, _ in states] == ["warm"] * 6
+    assert states[-1][1] != states[-2][1]
+    lease = house.cache.lookup(house.namespace, to_le(tokens), limit=300, exact=False, load=False)
+    assert states[-1][1] == payload_of(lease.plan[-1].key, 700)[:700]
+    house.close()
+
+
+@pytest.mark.parametrize("window", [0, 64])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_growing_chat_keeps_the_edges_of_its_last_turns(make: Make, window: int, restarts: bool) -> None:
+    house = make(window)
+    tokens = list(range(130))
+    house.put(tokens, {130: "system"})
+    for turn in range(1, 16):
+        tokens = list(range(130 + turn * 70))
+        house.put(tokens, {len(tokens): "prompt"})
+        if restarts:
+            house.cache.write(everything=True)
+            house.reopen()
+    house.cache.write(everything=True)
+    ends = set()
+    for end in range(131, len(tokens) + 2):
+        ends.add(house.plan([*tokens[: end - 1], 99999])[0])
+    ends.discard(0)
+    assert {130, *(130 + 70 * turn for turn in range(16 - KEPT, 16))} <= ends
+    assert len(ends) <= 3 * (KEPT + 1) if window else len(ends) == KEPT + 1
+    with house.cache.view() as (_tables, warm):
+        assert warm is not None
+        edges = [node for node in warm.subtree(house.namespace) if node.is_edge]
+    assert len(edges) <= 1.5 * (KEPT + 1) * (1 + bool(window))
+    house.close()
+
+
+def test_an_edge_used_twice_stays(make: Make) -> None:
+    house = make()
+    tokens = list(range(1200))
+    house.put(tokens[:200], {200: "prompt"})
+    for _ in range(2):
+        house.restore([*tokens[:200], 99999])
+    for end in range(270, 1200, 70):
+        house.put(tokens[:end], {end: "prompt"})
+    assert house.plan([*tokens[:201], 99999])[0] == 200
+    assert house.plan([*tokens[:271], 99999])[0] == 200
+    house.close()
+
+
+def test_what_a_branch_needs_of_a_window_stays(make: Make) -> None:
+    house = make(64)
+    tokens = list(range(1200))
+    other = [*tokens[:200], *range(5000, 5040)]
+    house.put(other, {len(other): "prompt"})
+    for end in range(270, 1200, 70):
+        house.put(tokens[:end], {end: "prompt"})
+    assert house.plan([*other, 1])[0] == len(other)
+    house.close()
+
+
+def test_edges_go_before_their_nodes_and_nothing_wrong_is_left(make: Make) -> None:
+    house = make(hot=1 << 19, warm=1 << 20)
+    for number in range(60):
+        tokens = [number * 1000 + i for i in range(300)]
+        house.put(tokens, {100: "system", 300: "prompt"}, size=6000, edge=9000)
+        house.cache.write(everything=True)
+        house.cache.check_integrity()
+        used, known, _plan = house.plan([*tokens, 1])
+        assert used in (0, 100, 256, 300)
+        assert used <= known
+    assert house.cache.counters.evicted_warm > 0
+    assert house.plan([*tokens, 1])[0] == 300
+    house.reopen()
+    assert house.plan([*tokens, 1])[0] == 300
+    house.close()
+
+
+def test_a_prefix_is_listed_once_and_purged_with_its_edges(make: Make) -> None:
+    house = make()
+    tokens = list(range(300))
+    house.put(tokens, {100: "system", 256: "turn", 300: "prompt"})
+    for _ in ("hot", "warm"):
+        found, _total = prefixes(house.cache, limit=10)
+        assert sorted(prefix.tokens for prefix in found) == [100, 300]
+        house.reopen()
+    [whole] = [prefix for prefix in found if prefix.tokens == 300]
+    purge(house.cache, everything=False, prefix=whole.id, older_than=0.0, model="", now=house.now)
+    assert house.plan([*tokens, 1])[0] <= 100
+    house.cache.check_integrity()
+    house.close()
