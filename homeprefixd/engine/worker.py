@@ -171,13 +171,16 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     from ..chat.prompt import PromptBuilder
     from . import capacity
     from .bindings import Context, ContextSettings, Model
+    from .constraint import Constraints
     from .fingerprint import describe, library_hashes
     from .intake import Intake
     from .llama_log import LlamaLog
     from .namespaces import Namespaces
+    from .probing import Probe
     from .restoring import Restorer
     from .saving import Saver
     from .scheduler import Engine, EngineSettings
+    from .shaping import Shaper
     from .slices import Slicer, make_slicer
 
     if not 1 <= load.parallel <= _MAX_PARALLEL:
@@ -232,7 +235,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
     engine = Engine(model, context, settings, emit, counters, saver, restorer)
     prompts = PromptBuilder(_template(load, model.chat_template), model.bos_text, model.eos_text, load.template_timeout)
-    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue)
+    shaper = Shaper(model, prompts.layout, Constraints(model, Probe()))
+    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue, shaper)
     info = ModelInfo(
         alias=load.alias,
         path=load.path,
