@@ -43,14 +43,10 @@ async def respond_choices(
     ends: dict[int, Finished] = {}
     if not stream:
         async with contextlib.aclosing(_merged(generations)) as merged:
-            async for index, event in merged:
-                if isinstance(event, Finished):
-                    ends[index] = event
+            ends = {index: event async for index, event in merged if isinstance(event, Finished)}
         finished = [ends[index] for index in range(len(generations))]
         choices = [writer.whole_choice(end) for writer, end in zip(writers, finished, strict=True)]
-        return json_response(
-            writers[0].whole_reply(choices, _usage(finished, per_prompt), finished[0].timings)
-        )
+        return json_response(writers[0].whole_reply(choices, _usage(finished, per_prompt), finished[0].timings))
 
     async def run(events: EventStream) -> None:
         async with contextlib.aclosing(_merged(generations)) as merged:

@@ -112,9 +112,7 @@ class NativeWriter(ReplyWriter):
     def progress(self, event: Progress) -> bytes:
         self._prompt_n = event.total
         shown = {"total": event.total, "cache": event.reused, "processed": event.done}
-        return self._event(
-            {"index": self.index, "content": "", "tokens": [], "stop": False, "prompt_progress": shown}
-        )
+        return self._event({"index": self.index, "content": "", "tokens": [], "stop": False, "prompt_progress": shown})
 
     def _event(self, value: dict[str, Any]) -> bytes:
         return b"data: " + encode(value) + b"\n\n"
@@ -209,9 +207,7 @@ async def infill(request: web.Request) -> web.StreamResponse:
     alias = request.app[BACKEND].resolve(body.model)
     extra = body.input_extra or []
     if len(extra) > _MAX_FILES:
-        raise RequestError(
-            f"`input_extra` takes at most {_MAX_FILES} files.", param="input_extra", code="out_of_range"
-        )
+        raise RequestError(f"`input_extra` takes at most {_MAX_FILES} files.", param="input_extra", code="out_of_range")
     files = [(file.filename, file.text) for file in extra]
     prompt = body.input_prefix + body.prompt
     generate = _generate(

@@ -285,8 +285,7 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str:
             return f"={name}"
     raise _unsupported(
         "tool_choice",
-        "`tool_choice` must be 'auto', 'none', 'required' or"
-        ' {"type": "function", "function": {"name": ...}}.',
+        '`tool_choice` must be \'auto\', \'none\', \'required\' or {"type": "function", "function": {"name": ...}}.',
     )
 
 
@@ -364,7 +363,8 @@ def check_choices(count: int) -> None:
     """Raises RequestError if `count` replies are too many."""
     if count > MAX_CHOICES:
         raise RequestError(
-            f"`n` times the number of prompts must be at most {MAX_CHOICES}, not {count}.", param="n",
+            f"`n` times the number of prompts must be at most {MAX_CHOICES}, not {count}.",
+            param="n",
             code="out_of_range",
         )
 

@@ -255,8 +255,7 @@ class CompletionWriter(ReplyWriter):
             "tokens": texts,
             "token_logprobs": [finite(token.logprob) for token in tokens],
             "top_logprobs": [
-                {other.piece.decode(errors="replace"): finite(other.logprob) for other in token.top}
-                for token in tokens
+                {other.piece.decode(errors="replace"): finite(other.logprob) for other in token.top} for token in tokens
             ],
             "text_offset": offsets,
         }
@@ -283,6 +282,7 @@ async def respond(
                 if isinstance(event, Finished):
                     return json_response(writer.whole(event))
         raise RuntimeError(f"the generation {writer.rid} ended without a last event")
+
     async def run(events: EventStream) -> None:
         async with generation:
             await _stream(generation, writer, events, usage, progress)

@@ -20,11 +20,7 @@ Mark = Callable[[str], str]
 MAX_CALLS = 8
 """Calls in one reply that was made to have some: a small model might never stop."""
 
-JSON_SPACE = {
-    "whitespace_flexible": False,
-    "item_separator": ",[ \\n]?[ ]{0,16}",
-    "key_separator": ": ?",
-}
+JSON_SPACE: dict[str, Any] = {"whitespace_pattern": "\\n[ \\t]{0,32}|[ ]{1,2}"}
 """Options of JSON grammars: white space without a bound is what small models fill a context with."""
 
 _ANYTHING = "/(?s:.*)/"
@@ -75,9 +71,7 @@ def forced_functions(tools: list[dict[str, Any]] | None, choice: str) -> dict[st
     return {name: functions[name]}
 
 
-def calls_grammar(
-    layout: Layout, functions: dict[str, dict[str, Any]], single: bool, opened: bool, mark: Mark
-) -> str:
+def calls_grammar(layout: Layout, functions: dict[str, dict[str, Any]], single: bool, opened: bool, mark: Mark) -> str:
     """A grammar of a call of one of `functions`, or unless `single` of several.
 
     `opened`: the prompt ends within the thoughts.
@@ -127,10 +121,12 @@ class _CallRules:
             begin = text('\n{"name": ' + text(name) + ', "arguments": ')
             return f'{mark("<tool_call>")} {begin} {arguments} "}}\\n" {mark("</tool_call>")}'
         if self._kind == "mistral_args":
-            return f'{mark("[TOOL_CALLS]")} {text(name)} {mark("[ARGS]")} {arguments}'
+            return f"{mark('[TOOL_CALLS]')} {text(name)} {mark('[ARGS]')} {arguments}"
         if self._kind == "deepseek":
             fence = text(f"{name}\n```json\n")
-            return f'{mark(DEEPSEEK[1])} "function" {mark(DEEPSEEK[2])} {fence} {arguments} "\\n```" {mark(DEEPSEEK[3])}'
+            return (
+                f'{mark(DEEPSEEK[1])} "function" {mark(DEEPSEEK[2])} {fence} {arguments} "\\n```" {mark(DEEPSEEK[3])}'
+            )
         if self._kind == "deepseek_plain":
             return f"{mark(DEEPSEEK[1])} {text(name)} {mark(DEEPSEEK[2])} {arguments} {mark(DEEPSEEK[3])}"
         if self._kind == "harmony":

@@ -44,7 +44,13 @@ _MARKERS: dict[Calls, tuple[str, ...]] = {
     "generic": (),
 }
 
-DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
 """Begin of all, begin of one, between the kind or the name and what follows, end of one, end of all."""
 
 

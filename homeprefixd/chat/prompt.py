@@ -99,7 +99,7 @@ _TOOLS = (
 
 
 def describe_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template that knows nothing of tools: the tools in the system message, calls and results as text."""
+    """Messages for a template that knows no tools: those in the system message, calls and results as text."""
     shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = f"{_TOOLS}\n{shown}"
     described = []

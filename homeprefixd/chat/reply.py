@@ -166,9 +166,7 @@ class ReplyParser:
             yield from self._hermes()
         elif kind == "llama3":
             yield from self._marked(("<|python_tag|>",), self._python_tag)
-        elif kind == "mistral":
-            yield from self._marked(("[TOOL_CALLS]",), self._mistral)
-        elif kind == "mistral_args":
+        elif kind.startswith("mistral"):
             yield from self._marked(("[TOOL_CALLS]",), self._mistral)
         elif kind.startswith("deepseek"):
             yield from self._marked((DEEPSEEK[0],), self._deepseek)

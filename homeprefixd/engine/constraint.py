@@ -26,6 +26,7 @@ MAX_GRAMMAR = 1 << 20
 """Characters of a grammar in llguidance's form, schemas included."""
 
 _KEPT = 64  # compiled grammars: apps send the same few again and again
+_EXCERPT = re.compile(r"\n *\d+ \|")  # of the grammar, which the client did not write
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 
@@ -127,26 +128,26 @@ class Constraints:
             raise
         if wrong:
             raise _refusal(wrong, param)
-        matcher = LLMatcher(
-            self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=parser_limits()
-        )
+        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise _refusal(matcher.get_error(), param)
         first = matcher.deep_copy()
         if not any(first.compute_bitmask()) or first.is_error():
-            raise _refusal(first.get_error() or "it allows no text at all", param)
+            raise _refusal(first.get_error(), param)
         return matcher
 
 
 def _refusal(reason: str, param: str) -> RequestError:
     what = "grammar" if param == "grammar" else "JSON schema"
+    code = "bad_grammar" if what == "grammar" else "unsupported_schema"
+    reason = _EXCERPT.split(reason)[0].rpartition("failed to compile JSON schema: ")[2]
     keys = _UNIMPLEMENTED.search(reason)
     if keys is not None:
         names = ", ".join(f"`{name}`" for name in re.findall(r'"([^"]+)"', keys[1]))
         reason = f"it uses {names}, which cannot be enforced while a reply is written: leave it out"
-    else:
-        reason = reason.strip().splitlines()[0][:300].rstrip(".")
-    code = "bad_grammar" if what == "grammar" else "unsupported_schema"
+    reason = " ".join(reason.split())[:300].rstrip(".")
+    if not reason or reason.startswith("<"):
+        reason = "it allows no text at all"
     return RequestError(f"The {what} cannot be used: {reason}.", param=param, code=code)
 
 

@@ -1,5 +1,5 @@
-"""What goes out of a request: its text as frames and, where a request wants more than text, its thoughts, tool calls and
-log-probabilities; and where its form is constrained, how a token is chosen.
+"""What goes out of a request: its text as frames and, where more is wanted, its thoughts, its tool calls and its
+tokens' log-probabilities; and where its form is constrained, how a token is chosen.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Reply:
         if self._logprobs:
             count = min(self._logprobs, len(values))
             likeliest = np.argpartition(values, -count)[-count:]
-            for other in likeliest[np.argsort(-values[likeliest], kind="stable")]:
-                top.append(TokenLogprob(int(other), self._model.piece(int(other), True), float(values[other])))
+            order = likeliest[np.argsort(-values[likeliest], kind="stable")].tolist()
+            top = [TokenLogprob(other, self._model.piece(other, True), float(values[other])) for other in order]
         return TokenLogprob(token, self._model.piece(token, True), float(values[token]), top)
 
 

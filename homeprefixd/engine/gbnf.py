@@ -268,11 +268,9 @@ class _Writer:
     def write(self, root: str) -> str:
         reachable = self._reachable()
         self._classify(reachable)
-        lines = []
         for index, name in enumerate(reachable):
             self._names[name] = f"G{index}" if self._lexemes[name] else f"g{index}"
-        for name in reachable:
-            lines.append(f"{self._names[name]}: {self._choice(self._rules[name], self._lexemes[name])}")
+        lines = [f"{self._names[name]}: {self._choice(self._rules[name], self._lexemes[name])}" for name in reachable]
         return "\n".join([f"{root}: {self._names['root']}", *lines])
 
     def _reachable(self) -> list[str]:
@@ -312,9 +310,7 @@ class _Writer:
         self._lexemes = lexemes
 
     def _choice(self, choice: _Choice, lexeme: bool) -> str:
-        return " | ".join(
-            " ".join(self._node(node, lexeme) for node in option) or '""' for option in choice.options
-        )
+        return " | ".join(" ".join(self._node(node, lexeme) for node in option) or '""' for option in choice.options)
 
     def _node(self, node: _Node, lexeme: bool) -> str:
         match node:
@@ -332,7 +328,9 @@ class _Writer:
                 inner = self._node(item, lexeme)
                 inner = f"({inner})" if isinstance(item, _Repeat) else inner
                 if not lexeme and isinstance(item, _Class):
-                    return f"/{_class(item)}{_bounds(least, most)}/" if least else f"(/{_class(item)}{_bounds(1, most)}/)?"
+                    return (
+                        f"/{_class(item)}{_bounds(least, most)}/" if least else f"(/{_class(item)}{_bounds(1, most)}/)?"
+                    )
                 return inner + _bounds(least, most)
 
 

@@ -9,7 +9,9 @@ stdin ends, and when nothing came for a minute.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import resource
 import select
 import struct
@@ -86,10 +88,8 @@ class Probe:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    try:
+                    with contextlib.suppress(OSError):  # what it was not sent
                         pipe.close()
-                    except OSError:
-                        pass  # what it was not sent
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
@@ -134,25 +134,34 @@ def main() -> int:
     become_child("grammar", "warning")
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from .limits import validate
-
     threading.stack_size(_STACK)
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    from . import limits  # noqa: F401  # loaded before the clock runs
+
     stdout.write(_READY)
     stdout.flush()
     try:
         while True:
             (size,) = _LENGTH.unpack(_read(stdin, _LENGTH.size, time.monotonic() + _IDLE))
             grammar = _read(stdin, size, time.monotonic() + _IDLE).decode()
-            answer: list[str] = []
-            thread = threading.Thread(target=lambda text=grammar: answer.append(validate(text)))  # type: ignore[misc]
+            answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+            thread = threading.Thread(target=_try, args=(grammar, answers))
             thread.start()
+            data = answers.get().encode()
             thread.join()
-            data = (answer[0] if answer else "it cannot be compiled").encode()
             stdout.write(_LENGTH.pack(len(data)) + data)
             stdout.flush()
     except (TimeoutError, EOFError, BrokenPipeError):
         return 0
+
+
+def _try(grammar: str, answers: queue.SimpleQueue[str]) -> None:
+    from .limits import validate
+
+    try:
+        answers.put(validate(grammar))
+    except Exception as error:
+        answers.put(f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

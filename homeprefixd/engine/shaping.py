@@ -1,4 +1,4 @@
-"""What a request asks of its reply beyond text, made ready before it is queued: its form, how it is split, what is told.
+"""What a request asks of its reply beyond text, made ready before it is queued: its form, and how it is split.
 
 Belongs to the threads of `intake.py`; a constraint is compiled here, so only those that may wait for it call `reply`
 with one.
