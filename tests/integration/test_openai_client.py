@@ -19,7 +19,10 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PERSON: dict[str, Any] = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }  # fmt: skip

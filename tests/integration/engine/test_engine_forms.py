@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -132,10 +133,8 @@ def test_hostile_grammars_are_refused(forms: Forms, grammar: str, word: str) -> 
 @pytest.mark.parametrize("grammar", AMBIGUOUS)
 def test_ambiguous_grammars_neither_hang_nor_crash(forms: Forms, grammar: str) -> None:
     begun = time.monotonic()
-    try:
+    with contextlib.suppress(RequestError):
         forms.write(forms.grammar(Constraint("grammar", grammar)), 1, most=40)
-    except RequestError as error:
-        assert error.message
     assert time.monotonic() - begun < 20
 
 

@@ -1,4 +1,4 @@
-"""Thoughts, tool calls, log-probabilities, forms and several choices, as OpenAI's and llama-server's clients see them."""
+"""Thoughts, tool calls, log-probabilities, forms, several choices: what OpenAI's and llama-server's clients see."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ async def test_suffix(client: TestClient, backend: ScriptedBackend) -> None:
     assert (backend.asked.prompt, backend.asked.suffix) == ("def f():\n", "\n    return x")
 
 
-# ---------------------------------------------------------------------------------------------------- llama-server's own
+# ---------------------------------------------------------------------------------------------------- llama.cpp
 
 
 @pytest.mark.parametrize("path", ["/completion", "/completions", "/v1/completion"])

@@ -298,7 +298,8 @@ LAYOUTS = sorted({(case[1].calls, case[1].thoughts) for case in RECORDED}, key=s
 BITS = st.sampled_from(
     [
         *(marker for calls, thoughts in LAYOUTS for marker in Layout(calls, thoughts).markers),
-        '{"name": "turn_on", "arguments": ', '"parameters": {"a": [1]}', "turn_on", "{", "}", '"', "[", "]", "\\", "```",
+        '{"name": "turn_on", "arguments": ', '"parameters": {"a": [1]}', "turn_on", "{", "}", '"', "[", "]", "\\",
+        "```",
         "```json", "```tool_code\n", "turn_on(a=1)", " ", "\n", "é", "call:turn_on{a:1}", "functions.turn_on", " to=",
         "function", ",", ";", "1",
     ]
