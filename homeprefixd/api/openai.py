@@ -411,7 +411,7 @@ def vocabulary(request: web.Request, alias: str) -> int | None:
 def choices(bases: list[Generate], count: int) -> list[Generate]:
     """`count` requests for each of `bases`, with ids and seeds of their own. Raises RequestError: too many."""
     check_choices(len(bases) * count)
-    made = []
+    made: list[Generate] = []
     for base in bases:
         for number in range(count):
             sampling, rid = base.sampling, base.rid

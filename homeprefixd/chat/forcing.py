@@ -20,7 +20,7 @@ Mark = Callable[[str], str]
 MAX_CALLS = 8
 """Calls in one reply that was made to have some: a small model might never stop."""
 
-JSON_SPACE: dict[str, Any] = {"whitespace_pattern": "\\n[ \\t]{0,32}|[ ]{1,2}"}
+JSON_SPACE: dict[str, Any] = {"whitespace_pattern": "\\n[ \\t]{0,16}|[ ]{1,2}"}
 """Options of JSON grammars: white space without a bound is what small models fill a context with."""
 
 _ANYTHING = "/(?s:.*)/"
