@@ -221,7 +221,7 @@ class ReplyParser:
                 continue
             space = reader.recorded()
             closed = yield from reader.until(("</tool_call>",), body.append)
-            calls = calls_of_tags("".join(body))
+            calls = calls_of_tags("".join(body), bool(closed))
             for name, arguments in calls:
                 self._whole(name, arguments)
             if not calls:
@@ -336,16 +336,16 @@ class ReplyParser:
             if (yield from reader.until((begin, end_of_all), lambda _space: None)) != begin:
                 return
             head: list[str] = []
-            yield from reader.until((separator,), head.append)
+            found = yield from reader.until((separator,), head.append)
             name = "".join(head).strip()
             if name == "function":
                 rest: list[str] = []
-                yield from reader.until(("\n",), rest.append)
+                found = yield from reader.until(("\n",), rest.append)
                 name = "".join(rest).strip()
                 yield from reader.space()
                 if (yield from reader.starts((f"{_FENCE}json",))):
                     reader.take(len(f"{_FENCE}json"))
-            if not _NAME.fullmatch(name):
+            if not found or not _NAME.fullmatch(name):
                 return
             yield from self._arguments(name)
             if not self.ended:

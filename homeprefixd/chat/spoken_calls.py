@@ -12,7 +12,7 @@ Call = tuple[str, dict[str, Any]]
 MAX_CODE = 1 << 16
 """Characters of calls in Python's syntax that are looked at."""
 
-_FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)(?:</function>|$)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)(</function>|$)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
 _BRACES = re.compile(r"\s*call:\s*([\w.\-]+)\s*(\{.*\})\s*$", re.DOTALL)
 _BARE = re.compile(r"[^,{}\[\]:]+")
@@ -52,11 +52,15 @@ def _python_call(node: ast.expr) -> Call:
     return target.id, arguments
 
 
-def calls_of_tags(body: str) -> list[Call]:
-    """`<function=name><parameter=key>value</parameter></function>`, as Qwen's coders write."""
+def calls_of_tags(body: str, whole: bool) -> list[Call]:
+    """`<function=name><parameter=key>value</parameter></function>`, as Qwen's coders write.
+
+    `whole`: the text was not cut short, so that a closing tag may be missing.
+    """
     return [
         (found[1], {key: _value(text) for key, text in _PARAMETER.findall(found[2])})
         for found in _FUNCTION.finditer(body)
+        if whole or found[3]
     ]
 
 

@@ -25,7 +25,16 @@ from homeprefixd.engine.llama_log import LlamaLog
 from homeprefixd.engine.probing import Probe
 from homeprefixd.errors import RequestError
 from homeprefixd.frames import Constraint
-from tests.integration.engine.form_cases import AMBIGUOUS, FUNCTIONS, GRAMMARS, HOSTILE, JSON_GBNF, SCHEMAS, UNSUPPORTED
+from tests.integration.engine.form_cases import (
+    AMBIGUOUS,
+    FUNCTIONS,
+    GRAMMARS,
+    HOSTILE,
+    JSON_GBNF,
+    SCHEMAS,
+    UNSUPPORTED,
+    obj,
+)
 
 
 class Forms:
@@ -44,7 +53,7 @@ class Forms:
         """A random reply that begins with `begin`; None if it did not end in `most` tokens. Closing characters are liked, so that it ends."""
         mask = self.constraints.compile(grammar, "x")
         chance = random.Random(seed)
-        liked = [self.model.tokenize(text, add_bos=False)[0] for text in ('"', "}", "]", ",", "0", "1", "@", ".", "a")]
+        liked = [self.model.tokenize(text, add_bos=False)[0] for text in '"}],01@.a']
         data = begin.encode()
         assert mask._matcher.consume_tokens(self.model.tokenize(begin, add_bos=False)) or not begin
         for count in range(most):
@@ -190,3 +199,27 @@ def test_calls_that_must_be_made_can_be_parsed(forms: Forms, layout: Layout, sin
             jsonschema.validate(json.loads(arguments), schema)
         seen += 1
     assert seen
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout("hermes"), Layout("mistral"), Layout("generic")], ids=lambda layout: layout.calls
+)
+def test_with_tools_an_answer_of_a_form_or_a_call(forms: Forms, layout: Layout) -> None:
+    schema = obj({"answer": {"type": "string", "maxLength": 8}})
+    constraint = Constraint("json_schema", json.dumps(schema))
+    mark = forms.constraints.mark
+    grammar = answer_grammar(constraint, layout, False, mark, lambda text: text, FUNCTIONS)
+    answered = called = 0
+    for seed in range(12):
+        text = forms.write(grammar, seed)
+        if text is None:
+            continue
+        parser = ReplyParser(layout, tools=FUNCTIONS, opened=False, calls=True, parallel=True, new_id=lambda: "id")
+        parts = [parser.feed(text), parser.finish()]
+        if parser.count:
+            called += 1
+        else:
+            jsonschema.validate(json.loads("".join(part.text for part in parts)), schema)
+            answered += 1
+    assert answered
+    assert called

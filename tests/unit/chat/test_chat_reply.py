@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -264,6 +265,8 @@ def test_recorded_replies_wherever_they_are_cut(
 def test_replies_that_are_cut_short_give_what_was_certain(layout: Layout, reply: str, changes: dict[str, Any]) -> None:
     whole = read(layout, reply, **changes)
     for at in range(len(reply)):
+        if layout.calls == "harmony" and re.search(r"<(\||\|\w+\|?)?$", reply[:at]):
+            continue  # its markers are tokens: none is ever cut
         part = read(layout, reply[:at], **changes)
         for call, full in zip(part.calls, whole.calls, strict=False):
             assert call.name == full.name
