@@ -50,7 +50,10 @@ class Forms:
         return answer_grammar(constraint, layout, opened, c.mark, lambda text: translate(text, c.token), {})
 
     def write(self, grammar: str, seed: int, most: int = 400, begin: str = "") -> str | None:
-        """A random reply that begins with `begin`; None if it did not end in `most` tokens. Closing characters are liked, so that it ends."""
+        """A random reply that begins with `begin`; None if it did not end in `most` tokens.
+
+        Closing characters are liked, so that it ends.
+        """
         mask = self.constraints.compile(grammar, "x")
         chance = random.Random(seed)
         liked = [self.model.tokenize(text, add_bos=False)[0] for text in '"}],01@.a']
