@@ -132,3 +132,19 @@ def test_a_model_without_fill_tokens_says_so(served: Running) -> None:
     assert served.engine._model.fill_tokens() is None
     with pytest.raises(RequestError, match="no tokens for filling gaps"):
         served.ask("def f():", 4, suffix="return x")
+
+
+def test_thoughts_are_told_apart_and_free_of_the_form(demo_model: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}<think>\n"
+    running = Running(load_frame(demo_model, chat_template=template), MemoryStore())
+    try:
+        for changes in ({}, {"constraint": Constraint("json_schema", json.dumps(PERSON))}):
+            rid = running.start(ASK, 6, **changes)
+            end = running.finish(rid)
+            assert (end.reason, running.text(rid)) == ("length", "")
+            assert "".join(delta.reasoning for delta in running.of(rid, Delta))
+            _, whole = running.ask(ASK, 6, stream=False, **changes)
+            assert whole.reasoning
+            assert not whole.text
+    finally:
+        running.close()
