@@ -74,7 +74,7 @@ def detect_layout(template: str) -> Layout:
     calls = _detect_calls(template)
     if calls == "harmony":
         return Layout(calls)  # thoughts are one of its channels
-    thoughts = next((tags for tags in _THOUGHTS if tags[1] in template), None)
+    thoughts = next((tags for tags in _THOUGHTS if tags[0] in template or tags[1] in template), None)
     return Layout(calls, thoughts)
 
 
