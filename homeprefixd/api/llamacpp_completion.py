@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Delta, Finished, Generate, Progress, Timings, TokenLogprob
+from ..frames import Accepted, Delta, Finished, Generate, Progress, Timings, TokenLogprob
 from . import fields
 from .errors import encode, read_body
 from .fields import Number
@@ -93,7 +93,8 @@ class NativeWriter(ReplyWriter):
     def text(self, text: str) -> bytes:
         return self._head_bytes + encode(text) + b',"tokens":[],"stop":false}\n\n'
 
-    def first(self) -> bytes:
+    def accepted(self, event: Accepted) -> bytes:
+        self._prompt_n = event.prompt_n
         return b""
 
     def delta(self, event: Delta) -> bytes:
@@ -110,7 +111,6 @@ class NativeWriter(ReplyWriter):
         return self._event({**shown, **self._probabilities(event.logprobs)})
 
     def progress(self, event: Progress) -> bytes:
-        self._prompt_n = event.total
         shown = {"total": event.total, "cache": event.reused, "processed": event.done}
         return self._event({"index": self.index, "content": "", "tokens": [], "stop": False, "prompt_progress": shown})
 

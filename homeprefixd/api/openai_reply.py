@@ -97,6 +97,10 @@ class ReplyWriter:
         """What comes before any text; b"" for nothing."""
         raise NotImplementedError
 
+    def accepted(self, event: Accepted) -> bytes:
+        """The request was taken: what comes before any text."""
+        return self.first()
+
     def delta(self, event: Delta) -> bytes:
         """The chunks of what was generated; b"" for nothing."""
         if not event.logprobs:
@@ -338,7 +342,7 @@ async def write_event(event: Event, writer: ReplyWriter, events: EventStream, pr
         data = writer.progress(event) if progress else b""
     elif isinstance(event, Accepted):
         events.note = f"waiting: {event.prompt_n} tokens"
-        data = writer.first()
+        data = writer.accepted(event)
     if data:
         await events.send(data)
 

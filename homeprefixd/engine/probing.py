@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import resource
 import select
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO
 
 from ..child import become_child
@@ -95,8 +97,12 @@ class Probe:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
+        home = str(Path(__file__).parent.parent.parent)
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH", ""))))},
         )
         try:
             _read(_pipes(process)[1], len(_READY), time.monotonic() + _START)
@@ -132,8 +138,9 @@ def _read(pipe: IO[bytes], count: int, deadline: float) -> bytes:
 def main() -> int:
     """Try grammars until nobody asks."""
     become_child("grammar", "warning")
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit, value in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(OSError, ValueError):  # a lower one holds already
+            resource.setrlimit(limit, (value, value))
     threading.stack_size(_STACK)
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     from . import limits  # noqa: F401  # loaded before the clock runs

@@ -18,9 +18,10 @@ import pytest
 from homeprefixd.chat.forcing import answer_grammar, calls_grammar
 from homeprefixd.chat.layout import Layout
 from homeprefixd.chat.reply import ReplyParser
-from homeprefixd.engine.bindings import Model
+from homeprefixd.engine.bindings import FillTokens, Model
 from homeprefixd.engine.constraint import Constraints
 from homeprefixd.engine.gbnf import translate
+from homeprefixd.engine.infill import fill_prompt
 from homeprefixd.engine.llama_log import LlamaLog
 from homeprefixd.engine.probing import Probe
 from homeprefixd.errors import RequestError
@@ -97,7 +98,7 @@ def test_json_fits_its_schema(forms: Forms, schema: dict[str, Any]) -> None:
         if text is not None:
             ended += 1
             validator.validate(json.loads(text))
-            assert not re.search(r"\s{18}", re.sub(r'"(\\.|[^"\\])*"', "", text)), "white space has a bound"
+            assert not re.search(r"\s{18}", re.sub(r'"(\\.|[^"\\])*"', "_", text)), "white space has a bound"
     assert ended
 
 
@@ -226,3 +227,21 @@ def test_with_tools_an_answer_of_a_form_or_a_call(forms: Forms, layout: Layout) 
             answered += 1
     assert answered
     assert called
+
+
+def test_prompts_for_filling_gaps(forms: Forms, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = forms.model
+    monkeypatch.setattr(model, "fill_tokens", lambda: FillTokens(5, 6, 7, -1, 8))  # no model here has any
+
+    def tokens(text: str) -> list[int]:
+        return model.tokenize(text, add_bos=False)
+
+    whole = fill_prompt(model, "def f(x):\n", "\n    return y", [("a.py", "y = 1\n")], 1000)
+    files = [8, *tokens("a.py\n"), *tokens("y = 1\n"), 8, *tokens("filename\n")]
+    assert whole == [*files, 5, *tokens("def f(x):\n"), 6, *tokens("\n    return y"), 7]
+    long = "one two three four five six seven eight nine ten " * 20
+    cut = fill_prompt(model, long, long, [("a.py", long)], 40)
+    assert len(cut) == 40 + 3
+    assert cut[0] == 5
+    assert cut[1:31] == tokens(long)[-30:]
+    assert cut[32:42] == tokens(long)[:10]

@@ -290,6 +290,7 @@ async def test_native_probabilities_and_tokens(client: TestClient, backend: Scri
     assert [other["id"] for other in first["top_logprobs"]] == [5, 6]
     (delta, _) = await streamed(client, "/completion", body)
     assert (delta["tokens"], len(delta["completion_probabilities"])) == ([5, 7], 2)
+    assert (delta["tokens_predicted"], delta["tokens_evaluated"]) == (2, 100)
     without = await whole(client, "/completion", {"prompt": "x", "return_tokens": True})
     assert without["tokens"] == [5, 7]
     assert "completion_probabilities" not in without
