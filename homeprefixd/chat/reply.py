@@ -160,7 +160,7 @@ class ReplyParser:
 
     def _answer(self) -> Wait:
         kind = self._layout.calls
-        if kind in ("llama3", "generic", "gemma"):
+        if kind in ("hermes", "llama3", "generic", "gemma"):
             yield from self._bare_json()
         if kind == "hermes":
             yield from self._hermes()

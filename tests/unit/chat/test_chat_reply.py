@@ -91,6 +91,13 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         ("", "", [("get_weather", {"city": "Paris", "days": 3})]),
     ),
     (
+        "hermes: a small model leaves the tags out",
+        Layout("hermes", THINK),
+        '<think>\n\n</think>\n\n{"name": "turn_on", "arguments": {"id": 1}}',
+        {},
+        ("", "", [("turn_on", {"id": 1})]),
+    ),
+    (
         "hermes: tools may not be called",
         Layout("hermes"),
         '<tool_call>{"name": "f"}</tool_call>',
