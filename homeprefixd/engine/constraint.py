@@ -22,8 +22,11 @@ from .limits import parser_limits
 from .probing import Probe
 from .sampling import Sampler
 
-MAX_GRAMMAR = 1 << 20
+MAX_GRAMMAR = 1 << 19
 """Characters of a grammar in llguidance's form, schemas included."""
+
+_OPTIONS = '%llguidance {"no_forcing": true}\n'
+"""Nothing is done with text that can only go on in one way, and finding it can take a second for each token."""
 
 _KEPT = 64  # compiled grammars: apps send the same few again and again
 _EXCERPT = re.compile(r"\n *\d+ \|")  # of the grammar, which the client did not write
@@ -115,6 +118,7 @@ class Constraints:
         return Mask(matcher.deep_copy(), self._eog, self._tokenizer.eos_token, self._model.n_vocab)
 
     def _compile(self, grammar: str, param: str) -> LLMatcher:
+        grammar = _OPTIONS + grammar
         if len(grammar) > MAX_GRAMMAR:
             raise RequestError(
                 f"The grammar or schema is too large: {len(grammar)} of {MAX_GRAMMAR} characters.",
@@ -131,9 +135,9 @@ class Constraints:
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise _refusal(matcher.get_error(), param)
-        first = matcher.deep_copy()
-        if not any(first.compute_bitmask()) or first.is_error():
-            raise _refusal(first.get_error(), param)
+        # The first mask is the most work, so it is made here; copies know what was found.
+        if not any(matcher.compute_bitmask()) or matcher.is_error():
+            raise _refusal(matcher.get_error(), param)
         return matcher
 
 
@@ -146,7 +150,7 @@ def _refusal(reason: str, param: str) -> RequestError:
         names = ", ".join(f"`{name}`" for name in re.findall(r'"([^"]+)"', keys[1]))
         reason = f"it uses {names}, which cannot be enforced while a reply is written: leave it out"
     reason = " ".join(reason.split())[:300].rstrip(".")
-    if not reason or reason.startswith("<"):
+    if not reason or "<non-verbose" in reason:
         reason = "it allows no text at all"
     return RequestError(f"The {what} cannot be used: {reason}.", param=param, code=code)
 

@@ -105,7 +105,10 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "format": "iri-reference"}, "iri-reference"),
     ({"$ref": "https://example.com/schema.json"}, "example.com"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, ""),
-    ({"type": "string", "pattern": "(?=a)b"}, ""),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
+    ({"$ref": "#"}, "no text at all"),
+    ({"allOf": [{"anyOf": [{"minimum": i}, {"maximum": -i}]} for i in range(14)]}, "too large"),
+    ({"type": "integer", "multipleOf": 982451653}, "fuel"),
 ]
 
 

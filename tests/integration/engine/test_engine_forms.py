@@ -152,6 +152,16 @@ def test_ambiguous_grammars_neither_hang_nor_crash(forms: Forms, grammar: str) -
     assert time.monotonic() - begun < 20
 
 
+def test_a_long_text_that_is_forced_costs_little(forms: Forms) -> None:
+    schema = {"type": "array", "items": {"const": "x" * 100_000}}
+    mask = forms.constraints.compile(forms.grammar(Constraint("json_schema", json.dumps(schema))), "x")
+    begun = time.process_time()
+    for _ in range(50):
+        allowed = mask._allowed()
+        assert mask._matcher.consume_token(int(np.flatnonzero(allowed)[-1]))
+    assert time.process_time() - begun < 1
+
+
 def test_the_process_that_tries_grammars_may_die(forms: Forms) -> None:
     assert forms.probe.check('start: "a"') == ""
     process = forms.probe._process
