@@ -103,6 +103,8 @@ class Generate(Frame):
     tool_choice: str = "auto"  # auto, none, required, or `=` and the name of the tool that must be called
     parallel_tool_calls: bool = True  # False: at most one call in a reply
     logprobs: int = -1  # >= 0: report each token's, and those of so many of the likeliest others
+    suffix: str | None = None  # not None: fill the gap between `prompt`, a text, and this
+    files: list[tuple[str, str]] = []  # with `suffix`: names and texts of other files, which stand before
 
 
 class Cancel(Frame):

@@ -13,7 +13,7 @@ from aiohttp import web
 from .. import __version__
 from ..errors import RequestError, UnavailableError
 from ..frames import ApplyTemplate, DescribeTemplate, Detokenize, ModelInfo, Sampling, Tokenize
-from . import fields
+from . import fields, llamacpp_completion
 from .errors import json_response, read_body
 from .keys import BACKEND, IDENTITY
 from .openai import MAX_TOKEN, ChatBody, chat_request, vocabulary
@@ -163,7 +163,7 @@ async def slots(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     """Each with and without `/v1`."""
-    return [
+    return llamacpp_completion.routes() + [
         route
         for prefix in ("", "/v1")
         for route in (

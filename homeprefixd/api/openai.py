@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Generate, Message
+from ..frames import Constraint, Detokenize, Generate, Message
 from . import fields
+from .choices import respond_choices
 from .errors import read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
@@ -28,6 +29,11 @@ _ROLES = {
 }
 """A message's role -> what the templates know."""
 
+MAX_CHOICES = 64
+"""Replies to one request: `n` times the number of prompts."""
+
+MAX_LOGPROBS = 20
+
 MAX_TOKEN = 2**31  # ids are below it, where the vocabulary's size is not known
 
 _IGNORED = frozenset(
@@ -35,7 +41,6 @@ _IGNORED = frozenset(
         "user",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",
         "timings_per_token",
         "store",
         "metadata",
@@ -76,8 +81,16 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class NamedSchema(msgspec.Struct):
+    schema: Any = None
+    name: str | None = None
+    strict: bool | None = None
+
+
 class Format(msgspec.Struct):
     type: str = "text"
+    json_schema: NamedSchema | None = None
+    schema: Any = None  # as llama-server takes it
 
 
 class CommonBody(SamplingFields, kw_only=True):
@@ -95,28 +108,51 @@ class CommonBody(SamplingFields, kw_only=True):
     cache_salt: str | None = None
     n: Number = None
     response_format: Format | None = None
-    grammar: Any = None
+    grammar: str | None = None
     json_schema: Any = None
     service_tier: Any = None
 
-    def check_unsupported(self) -> None:
-        """Refuse what would change the reply and is not done, rather than ignore it. Raises RequestError."""
-        if fields.whole("n", self.n, 0) not in (None, 1):
-            raise _unsupported("n", "Only one reply per request is supported: leave `n` out or set it to 1.")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise _unsupported(
-                "response_format",
-                f"`response_format` {self.response_format.type[:40]!r} is not supported yet, only 'text'.",
-            )
-        for name in ("grammar", "json_schema"):
-            if getattr(self, name):
-                raise _unsupported(name, f"`{name}` is not supported yet.")
+    def constraint(self) -> Constraint | None:
+        """What the reply must look like. Raises RequestError."""
+        found: list[tuple[str, Constraint]] = []
+        if self.grammar:
+            found.append(("grammar", Constraint("grammar", self.grammar)))
+        if self.json_schema is not None:
+            found.append(("json_schema", _schema("json_schema", self.json_schema)))
+        form = self.response_format
+        if form is not None and form.type != "text":
+            where = "response_format"
+            if form.type == "json_schema" and form.json_schema is not None:
+                found.append((where, _schema(f"{where}.json_schema.schema", form.json_schema.schema)))
+            elif form.type in ("json_schema", "json_object") and form.schema is not None:
+                found.append((where, _schema(f"{where}.schema", form.schema)))
+            elif form.type == "json_object":
+                found.append((where, Constraint("json_object")))
+            elif form.type == "json_schema":
+                raise RequestError(
+                    "`response_format.json_schema` is missing.",
+                    param="response_format.json_schema",
+                    code="missing_field",
+                )
+            else:
+                raise _unsupported(
+                    where,
+                    f"`response_format.type` must be text, json_object or json_schema, not {form.type[:40]!r}.",
+                )
+        if len(found) > 1:
+            names = " and ".join(f"`{name}`" for name, _ in found)
+            raise RequestError(f"{names} exclude each other: send one of them.", param=found[1][0], code="conflict")
+        return found[0][1] if found else None
 
-    def limit(self) -> int:
-        """Tokens to generate at most; -1: until the context is full."""
+    def count(self) -> int:
+        """How many replies are wanted for a prompt."""
+        return fields.whole("n", self.n, 1, MAX_CHOICES) or 1
+
+    def limit(self, least: int = 1) -> int:
+        """Tokens to generate at most; -1: until the context is full. `least`: 0 where a prompt alone makes sense."""
         for name in ("n_predict", "max_completion_tokens", "max_tokens"):
             value = fields.whole(name, getattr(self, name), -1)
-            if value == 0:
+            if value == 0 and least:
                 raise RequestError(
                     f"`{name}` must be at least 1, or -1 for as many as fit.", param=name, code="out_of_range"
                 )
@@ -139,27 +175,36 @@ class ChatBody(CommonBody, kw_only=True):
     messages: list[MessageBody]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     logprobs: bool | None = None
     top_logprobs: Number = None
 
 
+Prompt = str | list[str | int | list[int]]
+
+
 class CompletionBody(CommonBody, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Prompt
     logprobs: Number = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: Number = None
 
 
-Body = TypeVar("Body", bound=CommonBody)
-
-
 def _unsupported(param: str, message: str) -> RequestError:
     return RequestError(message, param=param, code="unsupported_value")
+
+
+def _schema(where: str, schema: Any) -> Constraint:
+    """A JSON schema, checked to be one by its form. Raises RequestError."""
+    if not isinstance(schema, dict):
+        raise RequestError(f"`{where}` must be object.", param=where, code="wrong_type")
+    fields.check_plain(where, schema)
+    return Constraint("json_schema", msgspec.json.encode(schema).decode())
 
 
 # ---------------------------------------------------------------------------------------------------- chat
@@ -224,18 +269,39 @@ def _check_tools(body: ChatBody) -> None:
     for index, tool in enumerate(body.tools or []):
         if not isinstance(tool.get("function", {}), dict):
             raise RequestError(f"`tools[{index}].function` must be object.", param=f"tools[{index}].function")
-    # "none": the tools stay in the prompt all the same, as in llama-server, so that its prefix stays the same.
-    if body.tool_choice not in (None, "auto", "none"):
-        raise _unsupported("tool_choice", "`tool_choice` can be 'auto' or 'none'; calls cannot be forced yet.")
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str:
+    """As the frame has it. With "none" the tools stay in the prompt all the same, so that its prefix stays the same."""
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str):
+        if choice in ("auto", "none", "required"):
+            return choice
+    else:
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type", "function") == "function" and isinstance(name, str) and name:
+            return f"={name}"
+    raise _unsupported(
+        "tool_choice",
+        '`tool_choice` must be \'auto\', \'none\', \'required\' or {"type": "function", "function": {"name": ...}}.',
+    )
+
+
+def _chat_logprobs(body: ChatBody) -> int:
+    top = fields.whole("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+    if body.logprobs:
+        return top or 0
+    if top:
+        raise RequestError("`top_logprobs` needs `logprobs`: set it to true.", param="top_logprobs", code="conflict")
+    return -1
 
 
 def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
-    body.check_unsupported()
     if not body.messages:
         raise RequestError("`messages` must not be empty.", param="messages", code="out_of_range")
-    if body.logprobs or fields.whole("top_logprobs", body.top_logprobs, 0):
-        raise _unsupported("logprobs", "`logprobs` is not supported yet.")
     _check_tools(body)
     kwargs = dict(body.chat_template_kwargs or {})
     fields.check_plain("chat_template_kwargs", kwargs)
@@ -253,24 +319,33 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
         stream=bool(body.stream),
         cache=body.cache_prompt is not False,
         salt=body.salt(),
+        constraint=body.constraint(),
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        logprobs=_chat_logprobs(body),
     )
 
 
 # ---------------------------------------------------------------------------------------------------- completions
 
 
-def _prompt(prompt: str | list[str | int | list[int]], n_vocab: int | None) -> str | list[int]:
-    """A string, a list of token ids, or a list that holds one of these."""
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise _unsupported("prompt", "Only one prompt per request is supported; send one request for each.")
-        prompt = prompt[0]  # type: ignore[assignment]
-    if isinstance(prompt, str):
-        if not prompt:
-            raise RequestError("`prompt` must not be empty.", param="prompt", code="out_of_range")
-        return prompt
+def prompts(given: Prompt, n_vocab: int | None) -> list[str | list[int]]:
+    """What `prompt` holds: a string, a list of token ids, or a list of these. Raises RequestError."""
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [_prompt(given, n_vocab)]
+    if len(given) > MAX_CHOICES:
+        raise RequestError(f"`prompt` holds at most {MAX_CHOICES} prompts.", param="prompt", code="out_of_range")
+    if any(isinstance(item, int) for item in given):
+        raise RequestError("`prompt` must hold prompts or token ids, not a mixture.", param="prompt")
+    return [_prompt(item, n_vocab) for item in given or [[]]]  # type: ignore[arg-type]
+
+
+def _prompt(prompt: Prompt, n_vocab: int | None) -> str | list[int]:
+    """A string or a list of token ids."""
     if not prompt:
         raise RequestError("`prompt` must not be empty.", param="prompt", code="out_of_range")
+    if isinstance(prompt, str):
+        return prompt
     limit = MAX_TOKEN if n_vocab is None else n_vocab
     ids: list[int] = []
     for item in prompt:
@@ -284,30 +359,45 @@ def _prompt(prompt: str | list[str | int | list[int]], n_vocab: int | None) -> s
     return ids
 
 
-def completion_request(body: CompletionBody, rid: str, n_vocab: int | None) -> Generate:
-    """Checked and turned into what the worker takes. Raises RequestError."""
-    body.check_unsupported()
-    if fields.whole("logprobs", body.logprobs, 0):
-        raise _unsupported("logprobs", "`logprobs` is not supported yet.")
-    if body.echo:
-        raise _unsupported("echo", "`echo` is not supported: the reply is only what is generated.")
-    if body.suffix:
-        raise _unsupported("suffix", "`suffix` is not supported.")
-    if fields.whole("best_of", body.best_of, 0) not in (None, 1):
-        raise _unsupported("best_of", "`best_of` is not supported: leave it out or set it to 1.")
-    return Generate(
-        rid=rid,
-        messages=None,
-        prompt=_prompt(body.prompt, n_vocab),
-        tools=None,
-        template_kwargs={},
-        max_tokens=body.limit(),
-        stop=fields.stop_strings(body.stop),
-        sampling=body.sampling(n_vocab),
-        stream=bool(body.stream),
-        cache=body.cache_prompt is not False,
-        salt=body.salt(),
-    )
+def check_choices(count: int) -> None:
+    """Raises RequestError if `count` replies are too many."""
+    if count > MAX_CHOICES:
+        raise RequestError(
+            f"`n` times the number of prompts must be at most {MAX_CHOICES}, not {count}.",
+            param="n",
+            code="out_of_range",
+        )
+
+
+def completion_requests(body: CompletionBody, rid: str, n_vocab: int | None) -> list[Generate]:
+    """Checked and turned into what the worker takes, one for each prompt. Raises RequestError."""
+    logprobs = fields.whole("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    if logprobs is not None and body.echo:
+        raise _unsupported("logprobs", "`logprobs` with `echo` is not supported: leave one of them out.")
+    if fields.whole("best_of", body.best_of, 0) not in (None, 1, body.count()):
+        raise _unsupported("best_of", "`best_of` is not supported: leave it out or set it to `n`.")
+    given = prompts(body.prompt, n_vocab)
+    if body.suffix and not all(isinstance(prompt, str) for prompt in given):
+        raise _unsupported("suffix", "`suffix` needs `prompt` to be text.")
+    return [
+        Generate(
+            rid=rid,
+            messages=None,
+            prompt=prompt,
+            tools=None,
+            template_kwargs={},
+            max_tokens=body.limit(0 if body.echo else 1),
+            stop=fields.stop_strings(body.stop),
+            sampling=body.sampling(n_vocab),
+            stream=bool(body.stream),
+            cache=body.cache_prompt is not False,
+            salt=body.salt(),
+            constraint=body.constraint(),
+            logprobs=-1 if logprobs is None else logprobs,
+            suffix=body.suffix or None,
+        )
+        for prompt in given
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- routes
@@ -318,38 +408,83 @@ def vocabulary(request: web.Request, alias: str) -> int | None:
     return next((info.n_vocab for info in request.app[BACKEND].models() if info.alias == alias), None)
 
 
-async def _answer(
+def choices(bases: list[Generate], count: int) -> list[Generate]:
+    """`count` requests for each of `bases`, with ids and seeds of their own. Raises RequestError: too many."""
+    check_choices(len(bases) * count)
+    made: list[Generate] = []
+    for base in bases:
+        for number in range(count):
+            sampling, rid = base.sampling, base.rid
+            if number and sampling.seed >= 0:  # the same seed would give the same reply
+                sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + number) % 2**32)
+            if made:
+                rid = f"{rid}-{len(made)}"
+            made.append(msgspec.structs.replace(base, rid=rid, sampling=sampling))
+    return made
+
+
+async def answer(
     request: web.Request,
-    kind: type[Body],
-    writer: type[ReplyWriter],
-    id_prefix: str,
-    convert: Callable[[Body, str, int | None], Generate],
+    body: CommonBody,
+    alias: str,
+    bases: list[Generate],
+    writer: Callable[[int], ReplyWriter],
 ) -> web.StreamResponse:
-    """One request of either route: `kind` is its body, `convert` checks it, `writer` writes the reply."""
-    body = fields.decode(await read_body(request), kind, _IGNORED)
-    alias = request.app[BACKEND].resolve(body.model)
-    identity = request.app[IDENTITY]
-    rid = f"{id_prefix}-{identity.token()}"
-    generate = with_standing(request, convert(body, rid, vocabulary(request, alias)), body.service_tier)
-    return await respond(
+    """Run the requests, `n` of each, and reply. `writer`: of the choice with an index."""
+    generates = choices([with_standing(request, base, body.service_tier) for base in bases], body.count())
+    backend = request.app[BACKEND]
+    stream = bool(body.stream)
+    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    progress, keep_alive = bool(body.return_progress), request.app[CONFIG].keep_alive
+    if len(generates) == 1:
+        generation = backend.generate(alias, generates[0])
+        return await respond(
+            request, generation, writer(0), stream=stream, usage=usage, progress=progress, keep_alive=keep_alive
+        )
+    return await respond_choices(
         request,
-        request.app[BACKEND].generate(alias, generate),
-        writer(rid, alias, int(identity.clock())),
-        stream=generate.stream,
-        usage=body.stream_options is not None and bool(body.stream_options.include_usage),
-        progress=bool(body.return_progress),
-        keep_alive=request.app[CONFIG].keep_alive,
+        [backend.generate(alias, generate) for generate in generates],
+        [writer(index) for index in range(len(generates))],
+        body.count(),
+        stream=stream,
+        usage=usage,
+        progress=progress,
+        keep_alive=keep_alive,
     )
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """`POST /v1/chat/completions`."""
-    return await _answer(request, ChatBody, ChatWriter, "chatcmpl", chat_request)
+    body = fields.decode(await read_body(request), ChatBody, _IGNORED)
+    alias = request.app[BACKEND].resolve(body.model)
+    identity = request.app[IDENTITY]
+    rid, created = f"chatcmpl-{identity.token()}", int(identity.clock())
+    generate = chat_request(body, rid, vocabulary(request, alias))
+    return await answer(request, body, alias, [generate], lambda index: ChatWriter(rid, alias, created, index))
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """`POST /v1/completions`."""
-    return await _answer(request, CompletionBody, CompletionWriter, "cmpl", completion_request)
+    body = fields.decode(await read_body(request), CompletionBody, _IGNORED)
+    alias = request.app[BACKEND].resolve(body.model)
+    identity = request.app[IDENTITY]
+    rid, created = f"cmpl-{identity.token()}", int(identity.clock())
+    generates = completion_requests(body, rid, vocabulary(request, alias))
+    check_choices(len(generates) * body.count())
+    echoes = [await _echo(request, alias, generate) if body.echo else "" for generate in generates]
+
+    def writer(index: int) -> CompletionWriter:
+        return CompletionWriter(rid, alias, created, index, echoes[index // body.count()])
+
+    return await answer(request, body, alias, generates, writer)
+
+
+async def _echo(request: web.Request, alias: str, generate: Generate) -> str:
+    """The prompt as text."""
+    if isinstance(generate.prompt, str):
+        return generate.prompt
+    ask = Detokenize(f"{generate.rid}-echo", generate.prompt or [])
+    return (await request.app[BACKEND].convert(alias, ask)).text
 
 
 def routes() -> list[web.RouteDef]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from ..errors import HomeprefixdError
-from ..frames import Accepted, Delta, Finished, Progress, Timings
-from ..models.backend import Generation
+from ..frames import Accepted, CallPiece, Delta, Finished, Progress, Timings, TokenLogprob
+from ..models.backend import Event, Generation
 from .errors import INTERNAL, encode, error_object, is_gone, json_response
 from .sse import DONE, EventStream
 
@@ -52,24 +53,34 @@ def timings_object(timings: Timings) -> dict[str, Any]:
 
 def finish_reason(finished: Finished) -> str:
     """A reply that was cut short by a stop of the server is one that was cut short."""
-    return "stop" if finished.reason == "stop" else "length"
+    return finished.reason if finished.reason in ("stop", "tool_calls") else "length"
+
+
+def call_object(piece: CallPiece) -> dict[str, Any]:
+    """A tool call, or what a chunk adds to one. Its index is added where it is a part."""
+    if not piece.id:
+        return {"function": {"arguments": piece.arguments}}
+    return {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
 
 
 class ReplyWriter:
-    """Bytes of one reply in one dialect. What is the same in all its chunks is encoded once."""
+    """Bytes of one choice of a reply in one dialect. What is the same in all its chunks is encoded once."""
 
     object: str
     chunk_object: str
     before_text: bytes
     after_text: bytes
 
-    def __init__(self, rid: str, model: str, created: int) -> None:
+    def __init__(self, rid: str, model: str, created: int, index: int = 0) -> None:
+        """`index`: of the choice."""
         self.rid = rid
         self.model = model
         self.created = created
+        self.index = index
         head = encode(self._head(self.chunk_object))[:-1]
-        self._prefix = b"data: " + head + b',"choices":' + self.before_text
-        self._suffix = self.after_text + b"}\n\n"
+        number = str(index).encode()
+        self._prefix = b"data: " + head + b',"choices":' + self.before_text.replace(b"@", number)
+        self._suffix = self.after_text.replace(b"@", number) + b"}\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.rid, "object": kind, "created": self.created, "model": self.model}
@@ -86,33 +97,69 @@ class ReplyWriter:
         """What comes before any text; b"" for nothing."""
         raise NotImplementedError
 
+    def accepted(self, event: Accepted) -> bytes:
+        """The request was taken: what comes before any text."""
+        return self.first()
+
+    def delta(self, event: Delta) -> bytes:
+        """The chunks of what was generated; b"" for nothing."""
+        if not event.logprobs:
+            return self.text(event.text) if event.text else b""
+        choice = {**self.choice(event.text, None, part=True), "logprobs": self.logprobs(event.logprobs)}
+        return self.chunk([choice])
+
+    def progress(self, event: Progress) -> bytes:
+        """The chunk that tells how far the prompt is, in tokens."""
+        shown = {"total": event.total, "cache": event.reused, "processed": event.done}
+        return self.chunk([self.empty_choice(None)], prompt_progress=shown)
+
     def content(self, text: str | None, *, part: bool) -> dict[str, Any]:
         """What a choice holds: the text of a reply, or with `part` what a chunk adds, None for nothing."""
         raise NotImplementedError
 
+    def logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
+        """`logprobs` of a choice."""
+        raise NotImplementedError
+
     def choice(self, text: str | None, reason: str | None, *, part: bool) -> dict[str, Any]:
         """The one choice of a reply or, with `part`, of a chunk; `text` as in `content`."""
-        return {**self.content(text, part=part), "index": 0, "logprobs": None, "finish_reason": reason}
+        return {**self.content(text, part=part), "index": self.index, "logprobs": None, "finish_reason": reason}
 
     def empty_choice(self, reason: str | None) -> dict[str, Any]:
         """A choice without text, for a stream."""
         return self.choice(None, reason, part=True)
 
-    def last(self, finished: Finished, usage: bool) -> bytes:
-        """The chunk with the reason, that with the usage where it was asked for, and the mark of the end."""
-        events = self.chunk([self.empty_choice(finish_reason(finished))], timings=timings_object(finished.timings))
-        if usage:
-            events += self.chunk([], usage=usage_object(finished.timings))
-        return events + DONE
+    def final(self, finished: Finished) -> bytes:
+        """The chunk with the reason, which is the last of this choice."""
+        return self.chunk([self.empty_choice(finish_reason(finished))], timings=timings_object(finished.timings))
 
-    def whole(self, finished: Finished) -> dict[str, Any]:
-        """A reply that is not streamed."""
+    def end(self, usage: dict[str, Any] | None) -> bytes:
+        """What ends the stream: the chunk with the usage where it was asked for, and the mark of the end."""
+        return (self.chunk([], usage=usage) if usage is not None else b"") + DONE
+
+    def last(self, finished: Finished, usage: bool) -> bytes:
+        """All that comes after the text of a reply with one choice."""
+        return self.final(finished) + self.end(usage_object(finished.timings) if usage else None)
+
+    def whole_choice(self, finished: Finished) -> dict[str, Any]:
+        """The choice of a reply that is not streamed."""
+        choice = self.choice(finished.text, finish_reason(finished), part=False)
+        if finished.logprobs:
+            choice["logprobs"] = self.logprobs(finished.logprobs)
+        return choice
+
+    def whole_reply(self, choices: list[dict[str, Any]], usage: dict[str, Any], timings: Timings) -> Any:
+        """A reply that is not streamed, of all its choices."""
         return {
             **self._head(self.object),
-            "choices": [self.choice(finished.text, finish_reason(finished), part=False)],
-            "usage": usage_object(finished.timings),
-            "timings": timings_object(finished.timings),
+            "choices": choices,
+            "usage": usage,
+            "timings": timings_object(timings),
         }
+
+    def whole(self, finished: Finished) -> Any:
+        """A reply that is not streamed and has one choice."""
+        return self.whole_reply([self.whole_choice(finished)], usage_object(finished.timings), finished.timings)
 
 
 class ChatWriter(ReplyWriter):
@@ -120,32 +167,102 @@ class ChatWriter(ReplyWriter):
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    before_text = b'[{"index":0,"delta":{"content":'
+    before_text = b'[{"index":@,"delta":{"content":'
     after_text = b'},"logprobs":null,"finish_reason":null}]'
 
     def first(self) -> bytes:
-        delta = {"role": "assistant", "content": None}
+        return self._part({"role": "assistant", "content": None})
+
+    def _part(self, delta: dict[str, Any]) -> bytes:
         return self.chunk([{**self.empty_choice(None), "delta": delta}])
+
+    def delta(self, event: Delta) -> bytes:
+        """Thoughts, text and calls in chunks of their own, one call in each."""
+        if not (event.reasoning or event.calls or event.logprobs):
+            return self.text(event.text) if event.text else b""
+        deltas: list[dict[str, Any]] = []
+        if event.reasoning:
+            deltas.append({"reasoning_content": event.reasoning})
+        if event.text:
+            deltas.append({"content": event.text})
+        deltas += [{"tool_calls": [{"index": piece.index, **call_object(piece)}]} for piece in event.calls]
+        choices = [{**self.empty_choice(None), "delta": delta} for delta in deltas or [{}]]
+        if event.logprobs:
+            choices[0]["logprobs"] = self.logprobs(event.logprobs)
+        return b"".join(self.chunk([choice]) for choice in choices)
 
     def content(self, text: str | None, *, part: bool) -> dict[str, Any]:
         if part:
             return {"delta": {} if text is None else {"content": text}}
         return {"message": {"role": "assistant", "content": text}}
 
+    def whole_choice(self, finished: Finished) -> dict[str, Any]:
+        choice = super().whole_choice(finished)
+        message = choice["message"]
+        if finished.reasoning:
+            message["reasoning_content"] = finished.reasoning
+        if finished.calls:
+            message["content"] = finished.text or None
+            message["tool_calls"] = [call_object(piece) for piece in finished.calls]
+        return choice
+
+    def logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
+        return {
+            "content": [
+                {**token_object(token), "top_logprobs": [token_object(other) for other in token.top]}
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+
+def token_object(token: TokenLogprob) -> dict[str, Any]:
+    """A token as chat completions show it."""
+    return {
+        "token": token.piece.decode(errors="replace"),
+        "logprob": finite(token.logprob),
+        "bytes": list(token.piece),
+    }
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity; this is what OpenAI says for it."""
+    return max(logprob, -9999.0)
+
 
 class CompletionWriter(ReplyWriter):
-    """Text completions."""
+    """Text completions. `echo`: text that comes before what is generated."""
 
     object = "text_completion"
     chunk_object = "text_completion"
     before_text = b'[{"text":'
-    after_text = b',"index":0,"logprobs":null,"finish_reason":null}]'
+    after_text = b',"index":@,"logprobs":null,"finish_reason":null}]'
+
+    def __init__(self, rid: str, model: str, created: int, index: int = 0, echo: str = "") -> None:
+        super().__init__(rid, model, created, index)
+        self._echo = echo
+        self._offset = len(echo)  # characters of text before the next token
 
     def first(self) -> bytes:
-        return b""
+        return self.text(self._echo) if self._echo else b""
 
     def content(self, text: str | None, *, part: bool) -> dict[str, Any]:
-        return {"text": text or ""}
+        return {"text": text or "" if part else self._echo + (text or "")}
+
+    def logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
+        texts = [token.piece.decode(errors="replace") for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [finite(token.logprob) for token in tokens],
+            "top_logprobs": [
+                {other.piece.decode(errors="replace"): finite(other.logprob) for other in token.top} for token in tokens
+            ],
+            "text_offset": offsets,
+        }
 
 
 async def respond(
@@ -169,22 +286,33 @@ async def respond(
                 if isinstance(event, Finished):
                     return json_response(writer.whole(event))
         raise RuntimeError(f"the generation {writer.rid} ended without a last event")
+
+    async def run(events: EventStream) -> None:
+        async with generation:
+            await _stream(generation, writer, events, usage, progress)
+
+    return await stream_events(request, writer.rid, run, keep_alive)
+
+
+async def stream_events(
+    request: web.Request, rid: str, run: Callable[[EventStream], Awaitable[None]], keep_alive: float
+) -> web.StreamResponse:
+    """Answer with the events that `run` sends. Raises HomeprefixdError before the first byte; later it is an event."""
     with EventStream(request, keep_alive) as events:
         try:
-            async with generation:
-                await _stream(generation, writer, events, usage, progress)
+            await run(events)
         except HomeprefixdError as error:
             if not events.started:
                 raise
-            logger.warning("%s failed in its stream: %s", writer.rid, error.message)
+            logger.warning("%s failed in its stream: %s", rid, error.message)
             await _end_with(events, error)
         except Exception as problem:
             if isinstance(problem, ConnectionError) and is_gone(request):
-                logger.debug("%s: the client left", writer.rid)
+                logger.debug("%s: the client left", rid)
                 return events.response
             if not events.started:
                 raise
-            logger.exception("%s failed in its stream", writer.rid)
+            logger.exception("%s failed in its stream", rid)
             await _end_with(events, HomeprefixdError(INTERNAL, code="internal_error"))
         return events.response
 
@@ -193,25 +321,30 @@ async def _stream(
     generation: Generation, writer: ReplyWriter, events: EventStream, usage: bool, progress: bool
 ) -> None:
     async for event in generation:
-        if isinstance(event, Delta):
-            if event.text:
-                events.note = "generating"
-                await events.send(writer.text(event.text))
-        elif isinstance(event, Progress):
-            events.note = f"prefill: {event.done} of {event.total} tokens, {event.reused} of them reused"
-            if progress:
-                shown = {"total": event.total, "cache": event.reused, "processed": event.done}
-                await events.send(writer.chunk([writer.empty_choice(None)], prompt_progress=shown))
-        elif isinstance(event, Accepted):
-            await events.start()
-            events.note = f"waiting: {event.prompt_n} tokens"
-            if first := writer.first():
-                await events.send(first)
-        else:
+        if isinstance(event, Finished):
             await events.send(writer.last(event, usage))
             await events.end()
             return
+        if isinstance(event, Accepted):
+            await events.start()
+        await write_event(event, writer, events, progress)
     raise RuntimeError(f"the generation {writer.rid} ended without a last event")
+
+
+async def write_event(event: Event, writer: ReplyWriter, events: EventStream, progress: bool) -> None:
+    """Anything but the last event of a generation."""
+    data = b""
+    if isinstance(event, Delta):
+        events.note = "generating"
+        data = writer.delta(event)
+    elif isinstance(event, Progress):
+        events.note = f"prefill: {event.done} of {event.total} tokens, {event.reused} of them reused"
+        data = writer.progress(event) if progress else b""
+    elif isinstance(event, Accepted):
+        events.note = f"waiting: {event.prompt_n} tokens"
+        data = writer.accepted(event)
+    if data:
+        await events.send(data)
 
 
 async def _end_with(events: EventStream, error: HomeprefixdError) -> None:

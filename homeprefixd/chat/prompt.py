@@ -17,6 +17,7 @@ import jinja2
 
 from ..errors import HomeprefixdError, ModelError, RequestError
 from ..frames import Message
+from .layout import detect_layout, takes_tools
 from .sandbox import ChatEnvironment, TemplateRaisedError
 
 MAX_TEXT = 64 << 20
@@ -91,6 +92,32 @@ def template_message(message: Message) -> dict[str, Any]:
     return plain
 
 
+_TOOLS = (
+    "You can call these tools. To call one, answer with nothing but JSON of the form"
+    ' {"name": "the tool", "arguments": {...}}; else answer as usual.'
+)
+
+
+def describe_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools: those in the system message, calls and results as text."""
+    shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    text = f"{_TOOLS}\n{shown}"
+    described = []
+    for message in messages:
+        message = dict(message)
+        calls = message.pop("tool_calls", None)
+        if calls:
+            written = [json.dumps(call.get("function", call), ensure_ascii=False) for call in calls]
+            message["content"] = "\n".join([*([message["content"]] if message["content"] else []), *written])
+        if message["role"] == "tool":
+            message = {"role": "user", "content": f"Result of the tool: {message['content']}"}
+        described.append(message)
+    if described and described[0]["role"] == "system":
+        first = {**described[0], "content": f"{described[0]['content']}\n\n{text}"}
+        return [first, *described[1:]]
+    return [{"role": "system", "content": text}, *described]
+
+
 class PromptBuilder:
     """A compiled chat template. Thread-safe.
 
@@ -111,6 +138,8 @@ class PromptBuilder:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source = template_source
+        self.layout = detect_layout(template_source)
+        self._takes_tools = takes_tools(template_source)
         self.bos, self.eos = bos, eos
         self._timeout = timeout
         self._max_text = max_text
@@ -150,12 +179,15 @@ class PromptBuilder:
                 f"`chat_template_kwargs` must not contain {' or '.join(sorted(taken))}: they are fields of their own.",
                 param="chat_template_kwargs",
             )
+        plain = [template_message(message) for message in messages]
+        if tools and not self._takes_tools:
+            plain = describe_tools(plain, tools)
         variables = {
             **self._tokens,
             "documents": None,  # transformers defines it always
             "add_generation_prompt": True,
             **kwargs,
-            "messages": [template_message(message) for message in messages],
+            "messages": plain,
             "tools": tools or None,
         }
         return _Rendering(template, variables, self._timeout, self._max_text).result()

@@ -63,6 +63,18 @@ class TextBound:
         return -(-len(text.encode("utf-8", "surrogatepass").translate(None, self.ignored)) // self.longest)
 
 
+@dataclass(frozen=True)
+class FillTokens:
+    """Control tokens before the text before a gap, before the text after it, and before what fills it; those before a
+    project's name and before a file's, -1 where there are none."""
+
+    before: int
+    after: int
+    middle: int
+    project: int
+    file: int
+
+
 class Model:
     """A loaded model and its vocabulary."""
 
@@ -73,6 +85,7 @@ class Model:
             raise ModelError(f"{path}: llama.cpp gives no vocabulary for it.")
         self.n_vocab: int = C.llama_vocab_n_tokens(self._vocab)
         self.bos: int = C.llama_vocab_bos(self._vocab)
+        self.eos: int = C.llama_vocab_eos(self._vocab)
         self.add_bos: bool = C.llama_vocab_get_add_bos(self._vocab) and self.bos >= 0
         self.eog = frozenset(t for t in range(self.n_vocab) if C.llama_vocab_is_eog(self._vocab, t))
         self._pieces: dict[int, bytes] = {}
@@ -200,7 +213,22 @@ class Model:
         tokens = C.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
         return [int(tokens[i]) for i in range(count.value)] if tokens else []
 
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens that a model made to fill gaps has; None for others."""
+        kinds = (C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid)
+        before, after, middle = (int(kind(self._vocab)) for kind in kinds)
+        if min(before, after, middle) < 0:
+            return None
+        return FillTokens(
+            before, after, middle, int(C.llama_vocab_fim_rep(self._vocab)), int(C.llama_vocab_fim_sep(self._vocab))
+        )
+
     # ---- text and tokens
+
+    def is_control(self, token: int) -> bool:
+        """Has it no text, only a meaning? Ends of generation and unused tokens too."""
+        kinds = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN | C.LLAMA_TOKEN_ATTR_UNUSED
+        return token in self.eog or bool(C.llama_vocab_get_attr(self._vocab, token) & kinds)
 
     def token_text(self, token: int) -> str:
         """Text of a token as the vocabulary has it (`<s>`); "" for none (-1)."""
@@ -215,7 +243,7 @@ class Model:
 
     @property
     def eos_text(self) -> str:
-        return self.token_text(C.llama_vocab_eos(self._vocab))
+        return self.token_text(self.eos)
 
     def tokenize(self, text: str, *, add_bos: bool = True, parse_special: bool = True) -> list[int]:
         """Tokens of `text`, with the model's beginning-of-sequence token unless the text begins with it already."""
@@ -401,10 +429,14 @@ class Context:
 
     def logits(self, index: int) -> npt.NDArray[np.float32]:
         """A copy of the logits of output `index` (-1: the last). float32[n_vocab]."""
+        return self.logits_view(index).copy()
+
+    def logits_view(self, index: int) -> npt.NDArray[np.float32]:
+        """The logits that samplers look at, until the next decode: what is written there changes what is sampled."""
         pointer = C.llama_get_logits_ith(self.pointer, index)
         if not pointer:
             raise DecodeError(-1, f"no logits for output {index}")
-        return np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,)).copy()
+        return np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,))
 
     # ---- memory of sequences
 

@@ -25,10 +25,12 @@ from ..frames import (
 )
 from .bindings import Model
 from .failures import failure_of
+from .infill import fill_prompt
 from .points import points_of
 from .sampling import check_sampling
 from .scheduler import Engine
 from .sequence import Request, Sequence
+from .shaping import Shaper, is_constrained
 
 _SUSPICIOUS = 16
 """Characters per token of context beyond which a prompt's length is looked at before it is tokenised."""
@@ -37,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 
 class Intake:
-    """One thread prepares requests in order. `put` and `cancel` never wait for it.
+    """One thread prepares requests in order, another those whose form must be compiled first, which may take seconds.
+    `put` and `cancel` never wait for them.
 
     `ctx`: tokens that one request may use. `emit` may raise ChannelClosedError: the engine ends then.
     """
@@ -50,21 +53,28 @@ class Intake:
         emit: Callable[[Frame], None],
         ctx: int,
         max_queue: int,
+        shaper: Shaper,
         points: bool = False,
     ) -> None:
         """`points`: the model can be resumed at certain positions only, so those are looked for."""
         self._points = points
         self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
+        self._shaper = shaper
         self._ctx, self._max_queue = ctx, max_queue
         self._queue: queue.SimpleQueue[tuple[Generate, float]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[str, bool] = {}  # rid of what is not queued in the engine yet: was it cancelled?
-        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self._constrained: queue.SimpleQueue[tuple[Generate, float]] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+            for name, work in (("intake", self._queue), ("constraints", self._constrained))
+        ]
         self._conversions: queue.SimpleQueue[Conversion] = queue.SimpleQueue()
         self._converter = threading.Thread(target=self._run_conversions, name="conversions", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         self._converter.start()
 
     def put(self, generate: Generate) -> None:
@@ -80,7 +90,8 @@ class Intake:
             )
             self._emit(failure_of(generate.rid, error))
             return
-        self._queue.put((generate, time.perf_counter()))
+        work = self._constrained if is_constrained(generate) else self._queue
+        work.put((generate, time.perf_counter()))
 
     def cancel(self, rid: str) -> None:
         with self._lock:
@@ -89,9 +100,9 @@ class Intake:
                 return
         self._engine.cancel(rid)
 
-    def _run(self) -> None:
+    def _run(self, work: queue.SimpleQueue[tuple[Generate, float]]) -> None:
         while True:
-            generate, arrived = self._queue.get()
+            generate, arrived = work.get()
             try:
                 self._prepare(generate, arrived)
             except ChannelClosedError:
@@ -157,9 +168,10 @@ class Intake:
         try:
             self._engine.check_room()
             check_sampling(generate.sampling, self._model.n_vocab)
-            tokens = self._tokens(generate)
+            text, tokens = self._prompt(generate)
             self._check_fit(len(tokens))
-            points = self._points_of(generate, tokens) if self._points else ()
+            points = self._points_of(generate, text, tokens) if self._points else ()
+            reply = self._shaper.reply(generate, text)
         except ChannelClosedError:
             raise
         except Exception as error:
@@ -182,42 +194,52 @@ class Intake:
             points=points,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
-        self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop)))
+        self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop), reply=reply))
 
-    def _tokens(self, generate: Generate) -> list[int]:
+    def _prompt(self, generate: Generate) -> tuple[str, list[int]]:
+        """As text ("" where it was given as tokens) and as tokens."""
+        text = ""
         if (generate.messages is None) == (generate.prompt is None):
             raise RequestError("Exactly one of `messages` and `prompt` must be given.")
         if generate.messages is not None:
             text = self._prompts.render(generate.messages, generate.tools, generate.template_kwargs)
             tokens = self._tokenize(text)
+        elif isinstance(generate.prompt, str) and generate.suffix is not None:
+            room = self._ctx // 2 if generate.max_tokens < 0 else self._ctx - generate.max_tokens - 8
+            for part in (generate.prompt, generate.suffix, *(text for _, text in generate.files)):
+                self._check_length(part)
+            tokens = fill_prompt(self._model, generate.prompt, generate.suffix, generate.files, room)
         elif isinstance(generate.prompt, str):
-            tokens = self._tokenize(generate.prompt)
+            text = generate.prompt
+            tokens = self._tokenize(text)
         else:
             tokens = list(generate.prompt or [])
             self._model.check_tokens(tokens)
         if not tokens:
             raise RequestError("The prompt is empty: it must have at least one token.", param="prompt")
-        return tokens
+        return text, tokens
 
-    def _points_of(self, generate: Generate, tokens: list[int]) -> tuple[tuple[int, str], ...]:
-        """Where others may go on from; what goes wrong costs a point, never the request."""
+    def _points_of(self, generate: Generate, text: str, tokens: list[int]) -> tuple[tuple[int, str], ...]:
+        """Where others may go on from; what goes wrong costs a point, never the request. `text`: the prompt."""
         try:
             messages, found = generate.messages, []
             if messages is not None:
-                whole = self._prompts.render(messages, generate.tools, generate.template_kwargs)
-                found = boundaries(self._prompts, messages, generate.tools, generate.template_kwargs, whole)
+                found = boundaries(self._prompts, messages, generate.tools, generate.template_kwargs, text)
             return points_of(tokens, found, self._tokenize)
         except HomeprefixdError as error:
             logger.info("request %s: no points were found: %s", generate.rid, error)
             return ()
 
     def _tokenize(self, text: str) -> list[int]:
-        """Refuses first what cannot fit by its length alone: megabytes take llama.cpp seconds."""
+        self._check_length(text)
+        return self._model.tokenize(text)
+
+    def _check_length(self, text: str) -> None:
+        """Refuses what cannot fit by its length alone: megabytes take llama.cpp seconds."""
         if len(text) >= _SUSPICIOUS * self._ctx:
             bound = self._model.text_bound
             if bound is not None:
                 self._check_fit(bound.least_tokens(text), "at least ")
-        return self._model.tokenize(text)
 
     def _check_fit(self, count: int, at_least: str = "") -> None:
         if count >= self._ctx:

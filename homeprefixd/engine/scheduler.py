@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import BusyError, HomeprefixdError, UnavailableError
-from ..frames import Delta, Finished, Frame, Heartbeat, Progress
+from ..frames import Delta, Frame, Heartbeat, Progress
 from ..prefix.blocks import BLOCK_TOKENS
 from .admission import Queue
 from .bindings import Batch, Context, Model
 from .cells import CellLedger
 from .chunks import SHORTEST_CALL, chunk_end, longest_call, stop_at
 from .edge_saving import EdgeSaver
+from .emission import last_frames
 from .failures import DecodeError, failure_of
 from .places import Place, Places
 from .restoring import Restorer
@@ -325,7 +326,11 @@ class Engine:
         request, sampler, text = sequence.request, sequence.sampler, sequence.text
         if sampler is None:
             raise RuntimeError("a sequence without a sampler")
-        token = sampler.sample(context, index, sequence.generated)
+        reply = sequence.reply
+        if reply is None:
+            token = sampler.sample(context, index, sequence.generated)
+        else:
+            token = reply.sample(sampler, context, index, sequence.generated)
         if not sequence.first_token:
             sequence.first_token = time.perf_counter()
         sequence.generated += 1
@@ -333,13 +338,16 @@ class Engine:
             self._finish(sequence, "stop")
             return
         sequence.tokens.append(token)
-        new = text.feed(self._model.piece(token))
-        if new:
+        if reply is not None:
+            delta = reply.take(sequence, token)
+            if delta is not None:
+                self._emit(delta)
+        elif new := text.feed(self._model.piece(token)):
             if request.stream:
                 self._emit(Delta(rid=request.rid, text=new, tokens=sequence.generated))
             else:
                 sequence.parts.append(new)
-        if text.stopped is not None:
+        if text.stopped is not None or (reply is not None and reply.ended):
             self._finish(sequence, "stop")
         elif 0 <= request.max_tokens <= sequence.generated or len(sequence.tokens) >= self._settings.ctx:
             self._finish(sequence, "length")
@@ -486,25 +494,14 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
         now = time.perf_counter()
-        rest = "" if reason == "cancelled" else sequence.text.flush()
         self._save(sequence, tail=True)  # before the reply's end: the next turn may come at once
         self._end(sequence)
         request = sequence.request
         self._shares.count(request.client, generated=sequence.generated, now=now)
         if sequence.admitted:
             self._shares.served(now - sequence.admitted)
-        if rest and request.stream:
-            self._emit(Delta(rid=request.rid, text=rest, tokens=sequence.generated))
-        whole = "" if request.stream else "".join([*sequence.parts, rest])
-        self._emit(
-            Finished(
-                rid=request.rid,
-                reason=reason,  # type: ignore[arg-type]
-                text=whole,
-                stop=sequence.text.stopped,
-                timings=sequence.timings(now),
-            )
-        )
+        for frame in last_frames(sequence, reason, now):
+            self._emit(frame)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End one request with an error; nothing of it is saved."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
 from .bindings import TokenArray
 from .sampling import Sampler
 from .store import Lookup
+
+if TYPE_CHECKING:
+    from .emission import Reply  # which looks at sequences
 
 
 class Phase(enum.Enum):
@@ -58,6 +62,7 @@ class Sequence:
     generated: int = 0
     sampler: Sampler | None = None
     parts: list[str] = field(default_factory=list)  # text, where it is not streamed
+    reply: Reply | None = None  # what it wants beyond text
 
     # reuse
     plan: tuple[PlanNode, ...] | None = None

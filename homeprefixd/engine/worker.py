@@ -171,6 +171,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     from ..chat.prompt import PromptBuilder
     from . import capacity
     from .bindings import Context, ContextSettings, Model
+    from .compiling import Probe
+    from .constraint import Constraints
     from .edge_restoring import EdgeRestorer
     from .edge_saving import EdgeSaver
     from .edges import EdgeSlicer
@@ -184,6 +186,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     from .restoring import Restorer
     from .saving import Saver
     from .scheduler import Engine, EngineSettings
+    from .shaping import Shaper
     from .slices import Slicer
 
     if not 1 <= load.parallel <= _MAX_PARALLEL:
@@ -264,7 +267,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     places = Places(contexts, load.parallel, cell_bytes=cell_bytes, weight_bytes=model.size)
     engine = Engine(model, places, settings, emit, counters, saver, restorer)
     prompts = PromptBuilder(_template(load, model.chat_template), model.bos_text, model.eos_text, load.template_timeout)
-    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue, points=edged is not None)
+    shaper = Shaper(model, prompts.layout, Constraints(model, Probe()))
+    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue, shaper, points=edged is not None)
     info = ModelInfo(
         alias=load.alias,
         path=load.path,

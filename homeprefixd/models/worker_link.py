@@ -122,7 +122,10 @@ class Request:
 
     @staticmethod
     def _size(event: Event) -> int:
-        return Request.OVERHEAD + (len(event.text) if isinstance(event, Delta) else 0)
+        if not isinstance(event, Delta):
+            return Request.OVERHEAD
+        parts = len(event.calls) + sum(1 + len(token.top) for token in event.logprobs)
+        return Request.OVERHEAD * (1 + parts) + len(event.text) + len(event.reasoning)
 
     def put(self, event: Event) -> bool:
         """From the worker. False: its reader is too slow, the request has failed."""

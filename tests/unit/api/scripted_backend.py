@@ -65,8 +65,9 @@ Step = Event | HomeprefixdError | Exception | Callable[[], Awaitable[None]]
 class ScriptedGeneration:
     """Follows a script; knows how it was used, and insists on being entered."""
 
-    def __init__(self, request: Generate, script: list[Step]) -> None:
+    def __init__(self, request: Generate, script: list[Step], whole: bool) -> None:
         self.request = request
+        self.whole = whole
         self.script = script
         self.entered = False
         self.finished = False
@@ -91,16 +92,19 @@ class ScriptedGeneration:
             if isinstance(step, Delta) and not self.request.stream:
                 continue
             self.finished = isinstance(step, Finished)
-            if isinstance(step, Finished) and not self.request.stream:
+            if isinstance(step, Finished) and not self.request.stream and not self.whole:
                 whole = "".join(part.text for part in self.script if isinstance(part, Delta))
                 step = Finished(step.rid, step.reason, whole, step.stop, step.timings)
             yield step
 
 
 class ScriptedBackend:
-    """Implements `Backend`. `script` is what each generation does; `generations` what was started."""
+    """Implements `Backend`. `script` is what each generation does; `generations` what was started. With `whole` the
+    last event has the whole reply itself; else, where none is streamed, it is made of the `Delta`s' text.
+    """
 
     def __init__(self) -> None:
+        self.whole = False
         self.state: dict[str, Any] = {"state": "ok", "progress": 1.0, "reason": "", "model": "demo", "workers": []}
         self.loaded = [MODEL]
         self.generations: list[ScriptedGeneration] = []
@@ -131,7 +135,7 @@ class ScriptedBackend:
         assert alias == "demo"
         if self.refusal is not None:
             raise self.refusal
-        self.generations.append(ScriptedGeneration(request, self.script))
+        self.generations.append(ScriptedGeneration(request, self.script, self.whole))
         return self.generations[-1]
 
     async def convert(self, alias: str, conversion: Conversion) -> Converted:

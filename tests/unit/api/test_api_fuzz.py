@@ -17,6 +17,8 @@ from scripted_backend import MemoryAdmin, ScriptedBackend
 from homeprefixd import channel
 from homeprefixd.api.admin import PurgeBody
 from homeprefixd.api.app import create_app
+from homeprefixd.api.llamacpp_completion import CompletionBody as NativeBody
+from homeprefixd.api.llamacpp_completion import InfillBody
 from homeprefixd.api.openai import ChatBody, CompletionBody
 from homeprefixd.config import ServerConfig
 from homeprefixd.frames import ToWorker
@@ -68,6 +70,8 @@ CHAT = st.one_of(
 BODIES = st.one_of(
     st.tuples(st.just("/v1/chat/completions"), CHAT),
     st.tuples(st.just("/v1/completions"), mostly(CompletionBody, {"prompt": "x"})),
+    st.tuples(st.just("/completion"), mostly(NativeBody, {"prompt": "x"})),
+    st.tuples(st.just("/infill"), mostly(InfillBody, {"input_prefix": "x", "input_suffix": "y"})),
     st.tuples(st.just("/cache/purge"), mostly(PurgeBody, {"older_than": 5})),
     st.tuples(st.sampled_from(["/v1/chat/completions", "/v1/completions", "/cache/purge"]), VALUES),
 )

@@ -1,0 +1,227 @@
+"""llama-server's own completions: `POST /completion` (also `/completions`) and `POST /infill`, with its form of SSE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..errors import RequestError
+from ..frames import Accepted, Delta, Finished, Generate, Progress, Timings, TokenLogprob
+from . import fields
+from .errors import encode, read_body
+from .fields import Number
+from .keys import BACKEND, IDENTITY
+from .openai import CommonBody, Prompt, answer, prompts, vocabulary
+from .openai_reply import ReplyWriter, finite, timings_object, token_object
+
+_MAX_PROBS = 100
+_MAX_FILES = 1000
+
+_IGNORED = frozenset({"id_slot", "timings_per_token", "response_fields", "samplers", "n_keep", "t_max_predict_ms"})
+
+
+class NativeBody(CommonBody, kw_only=True):
+    """What both routes take."""
+
+    n_probs: Number = None
+    return_tokens: bool | None = None
+    post_sampling_probs: bool | None = None
+
+
+class CompletionBody(NativeBody, kw_only=True):
+    """`POST /completion`."""
+
+    prompt: Prompt
+
+
+class InfillFile(msgspec.Struct):
+    text: str = ""
+    filename: str = "tmp"
+
+
+class InfillBody(NativeBody, kw_only=True):
+    """`POST /infill`."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""
+    input_extra: list[InfillFile] | None = None
+
+
+def _generate(body: NativeBody, rid: str, prompt: str | list[int], n_vocab: int | None, **more: Any) -> Generate:
+    if body.post_sampling_probs:
+        raise RequestError(
+            "`post_sampling_probs` is not supported: probabilities are those before any sampler.",
+            param="post_sampling_probs",
+            code="unsupported_value",
+        )
+    probs = fields.whole("n_probs", body.n_probs, 0, _MAX_PROBS) or 0
+    return Generate(
+        rid=rid,
+        messages=None,
+        prompt=prompt,
+        tools=None,
+        template_kwargs={},
+        max_tokens=body.limit(0),
+        stop=fields.stop_strings(body.stop),
+        sampling=body.sampling(n_vocab),
+        stream=bool(body.stream),
+        cache=body.cache_prompt is not False,
+        salt=body.salt(),
+        constraint=body.constraint(),
+        logprobs=probs if probs or body.return_tokens else -1,
+        **more,
+    )
+
+
+class NativeWriter(ReplyWriter):
+    """One reply as llama-server has it: `content` and `stop`, without a mark of the end."""
+
+    object = chunk_object = "completion"
+    before_text = after_text = b""
+
+    def __init__(self, generate: Generate, model: str, index: int, body: NativeBody, *, several: bool) -> None:
+        super().__init__(generate.rid, model, 0, index)
+        self._generate, self._several = generate, several
+        self._probs = (body.n_probs or 0) > 0
+        self._tokens = bool(body.return_tokens)
+        self._prompt_n = 0
+        self._head_bytes = b'data: {"index":%d,"content":' % index
+
+    def text(self, text: str) -> bytes:
+        return self._head_bytes + encode(text) + b',"tokens":[],"stop":false}\n\n'
+
+    def accepted(self, event: Accepted) -> bytes:
+        self._prompt_n = event.prompt_n
+        return b""
+
+    def delta(self, event: Delta) -> bytes:
+        if not event.text and not event.logprobs:
+            return b""
+        shown = {
+            "index": self.index,
+            "content": event.text,
+            "tokens": [token.token for token in event.logprobs] if self._tokens else [],
+            "stop": False,
+            "tokens_predicted": event.tokens,
+            "tokens_evaluated": self._prompt_n,
+        }
+        return self._event({**shown, **self._probabilities(event.logprobs)})
+
+    def progress(self, event: Progress) -> bytes:
+        shown = {"total": event.total, "cache": event.reused, "processed": event.done}
+        return self._event({"index": self.index, "content": "", "tokens": [], "stop": False, "prompt_progress": shown})
+
+    def _event(self, value: dict[str, Any]) -> bytes:
+        return b"data: " + encode(value) + b"\n\n"
+
+    def _probabilities(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
+        if not self._probs or not tokens:
+            return {}
+
+        def shown(token: TokenLogprob) -> dict[str, Any]:
+            return {"id": token.token, **token_object(token), "logprob": finite(token.logprob)}
+
+        return {
+            "completion_probabilities": [
+                {**shown(token), "top_logprobs": [shown(other) for other in token.top]} for token in tokens
+            ]
+        }
+
+    def _end(self, finished: Finished) -> dict[str, Any]:
+        timings = finished.timings
+        stop = "word" if finished.stop is not None else "eos" if finished.reason == "stop" else "limit"
+        sampling = {name: value for name, value in _settings(self._generate).items() if name != "logit_bias"}
+        return {
+            "index": self.index,
+            "content": finished.text,
+            "tokens": [token.token for token in finished.logprobs] if self._tokens else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": timings.predicted_n,
+            "tokens_evaluated": timings.total_prompt_n,
+            "generation_settings": sampling,
+            "prompt": self._generate.prompt if isinstance(self._generate.prompt, str) else "",
+            "has_new_line": "\n" in finished.text,
+            "truncated": False,
+            "stop_type": stop,
+            "stopping_word": finished.stop or "",
+            "tokens_cached": timings.total_prompt_n + timings.predicted_n,
+            "timings": timings_object(timings),
+            **self._probabilities(finished.logprobs),
+        }
+
+    def final(self, finished: Finished) -> bytes:
+        return self._event(self._end(finished))
+
+    def end(self, usage: dict[str, Any] | None) -> bytes:
+        return b""
+
+    def whole_choice(self, finished: Finished) -> dict[str, Any]:
+        return self._end(finished)
+
+    def whole_reply(self, choices: list[dict[str, Any]], usage: dict[str, Any], timings: Timings) -> Any:
+        return choices if self._several else choices[0]
+
+
+def _settings(generate: Generate) -> dict[str, Any]:
+    """What the reply was made with."""
+    return {
+        **msgspec.to_builtins(generate.sampling, str_keys=True),
+        "n_predict": generate.max_tokens,
+        "max_tokens": generate.max_tokens,
+        "stop": generate.stop,
+        "stream": generate.stream,
+        "n_probs": max(0, generate.logprobs),
+    }
+
+
+async def _respond(request: web.Request, body: NativeBody, alias: str, generates: list[Generate]) -> web.StreamResponse:
+    several = len(generates) * body.count() > 1
+
+    def writer(index: int) -> NativeWriter:
+        return NativeWriter(generates[index // body.count()], alias, index, body, several=several)
+
+    return await answer(request, body, alias, generates, writer)
+
+
+def _new_id(request: web.Request) -> str:
+    return f"cmpl-{request.app[IDENTITY].token()}"
+
+
+async def completion(request: web.Request) -> web.StreamResponse:
+    """`POST /completion`. With `n_predict` 0 the prompt is only computed, and kept."""
+    body = fields.decode(await read_body(request), CompletionBody, _IGNORED)
+    alias = request.app[BACKEND].resolve(body.model)
+    n_vocab, rid = vocabulary(request, alias), _new_id(request)
+    generates = [_generate(body, rid, prompt, n_vocab) for prompt in prompts(body.prompt, n_vocab)]
+    return await _respond(request, body, alias, generates)
+
+
+async def infill(request: web.Request) -> web.StreamResponse:
+    """`POST /infill`: what belongs between `input_prefix` and `input_suffix`, for models with tokens for it."""
+    body = fields.decode(await read_body(request), InfillBody, _IGNORED)
+    alias = request.app[BACKEND].resolve(body.model)
+    extra = body.input_extra or []
+    if len(extra) > _MAX_FILES:
+        raise RequestError(f"`input_extra` takes at most {_MAX_FILES} files.", param="input_extra", code="out_of_range")
+    files = [(file.filename, file.text) for file in extra]
+    prompt = body.input_prefix + body.prompt
+    generate = _generate(
+        body, _new_id(request), prompt, vocabulary(request, alias), suffix=body.input_suffix, files=files
+    )
+    return await _respond(request, body, alias, [generate])
+
+
+def routes() -> list[web.RouteDef]:
+    """With `/v1`, `/completions` is OpenAI's."""
+    return [
+        web.post("/completion", completion),
+        web.post("/v1/completion", completion),
+        web.post("/completions", completion),
+        web.post("/infill", infill),
+        web.post("/v1/infill", infill),
+    ]

@@ -1,0 +1,189 @@
+"""Grammars that make a model answer in a form: a call of a tool in the model's own layout, or an answer of a kind.
+
+In llguidance's variant of Lark. Thoughts before the answer are free. Knows layouts; how a control token is written in
+a grammar, only the vocabulary knows: `mark` says it. Compiling is not done here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import RequestError
+from ..frames import Constraint
+from .layout import DEEPSEEK, Layout
+
+Mark = Callable[[str], str]
+"""A marker -> the grammar's expression for it."""
+
+MAX_CALLS = 8
+"""Calls in one reply that was made to have some: a small model might never stop."""
+
+JSON_SPACE: dict[str, Any] = {"whitespace_pattern": "\\n[ \\t]{0,16}|[ ]{1,2}"}
+"""Options of JSON grammars: white space without a bound is what small models fill a context with."""
+
+_ANYTHING = "/(?s:.*)/"
+
+
+def text(value: str) -> str:
+    """A literal in a grammar."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def tool_functions(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Name -> function, of those that have a name."""
+    functions: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, dict) and isinstance(name := function.get("name"), str) and name:
+            functions[name] = function
+    return functions
+
+
+def json_rule(schema: dict[str, Any] | bool, *, lenient: bool = False) -> str:
+    """The grammar's expression for JSON by a schema. `lenient`: what cannot be expressed is ignored, not an error."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    options: dict[str, Any] = {**JSON_SPACE, "lenient": True} if lenient else JSON_SPACE
+    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
+
+
+def forced_functions(tools: list[dict[str, Any]] | None, choice: str) -> dict[str, dict[str, Any]]:
+    """The functions one of which must be called. Raises RequestError."""
+    functions = tool_functions(tools or [])
+    if choice == "required":
+        if not functions:
+            raise RequestError(
+                "`tool_choice` is 'required', but `tools` has no function with a name.",
+                param="tool_choice",
+                code="no_tools",
+            )
+        return functions
+    name = choice.removeprefix("=")
+    if name not in functions:
+        known = ", ".join(sorted(functions)) or "none"
+        raise RequestError(
+            f"`tool_choice` names the function {name[:100]!r}, which is not among `tools` ({known[:500]}).",
+            param="tool_choice",
+            code="unknown_tool",
+        )
+    return {name: functions[name]}
+
+
+def calls_grammar(layout: Layout, functions: dict[str, dict[str, Any]], single: bool, opened: bool, mark: Mark) -> str:
+    """A grammar of a call of one of `functions`, or unless `single` of several.
+
+    `opened`: the prompt ends within the thoughts.
+    """
+    rules = _calls_rules(layout, functions, single, mark)
+    return "\n".join([*start_rules(layout, opened, mark, calls=True), *rules, "answer: calls"])
+
+
+def _calls_rules(layout: Layout, functions: dict[str, dict[str, Any]], single: bool, mark: Mark) -> list[str]:
+    """Rules of which `calls` stands for calls of `functions`."""
+    rules = _CallRules(layout, mark)
+    lines = []
+    for index, (name, function) in enumerate(functions.items()):
+        schema = function.get("parameters")
+        if not isinstance(schema, dict | bool) or not schema:
+            schema = {"type": "object", "properties": {}, "additionalProperties": False}
+        lines.append(f"call{index}: {rules.call(name, f'arguments{index}')}")
+        lines.append(f"arguments{index}: {json_rule(schema, lenient=not function.get('strict'))}")
+    lines.append("call: " + " | ".join(f"call{index}" for index in range(len(functions))))
+    most = 1 if single or layout.calls == "harmony" else MAX_CALLS
+    more = f"({rules.between} call){{0,{most - 1}}}" if most > 1 else ""
+    lines.append(f"calls: {rules.before} call {more} {rules.after}")
+    return lines
+
+
+class _CallRules:
+    """How one layout writes calls, as expressions of the grammar."""
+
+    def __init__(self, layout: Layout, mark: Mark) -> None:
+        self._kind, self._mark = layout.calls, mark
+        self.before = self.after = ""
+        self.between = text("\n")
+        if self._kind == "llama3":
+            self.between = text("; ")
+        elif self._kind == "mistral":
+            self.before, self.between, self.after = f'{mark("[TOOL_CALLS]")} "["', '", "', '"]"'
+        elif self._kind == "mistral_args":
+            self.between = ""
+        elif self._kind.startswith("deepseek"):
+            self.before, self.after = mark(DEEPSEEK[0]), mark(DEEPSEEK[4])
+            self.between = '"\\n"' if self._kind == "deepseek" else ""
+
+    def call(self, name: str, arguments: str) -> str:
+        """A call of `name`; `arguments` is the rule of its arguments."""
+        mark = self._mark
+        if self._kind == "hermes":
+            begin = text('\n{"name": ' + text(name) + ', "arguments": ')
+            return f'{mark("<tool_call>")} {begin} {arguments} "}}\\n" {mark("</tool_call>")}'
+        if self._kind == "mistral_args":
+            return f"{mark('[TOOL_CALLS]')} {text(name)} {mark('[ARGS]')} {arguments}"
+        if self._kind == "deepseek":
+            fence = text(f"{name}\n```json\n")
+            return (
+                f'{mark(DEEPSEEK[1])} "function" {mark(DEEPSEEK[2])} {fence} {arguments} "\\n```" {mark(DEEPSEEK[3])}'
+            )
+        if self._kind == "deepseek_plain":
+            return f"{mark(DEEPSEEK[1])} {text(name)} {mark(DEEPSEEK[2])} {arguments} {mark(DEEPSEEK[3])}"
+        if self._kind == "harmony":
+            channel, message = mark("<|channel|>"), mark("<|message|>")
+            head = text(f"commentary to=functions.{name} ")
+            return f'{channel} {head} {mark("<|constrain|>")} "json" {message} {arguments}'
+        key = "parameters" if self._kind == "llama3" else "arguments"
+        return f'{text("{" + text("name") + ": " + text(name) + ", " + text(key) + ": ")} {arguments} "}}"'
+
+
+def start_rules(layout: Layout | None, opened: bool, mark: Mark, *, calls: bool = False) -> list[str]:
+    """Rules for `start`, which is `answer` after what the layout may have before it. `layout` None: nothing."""
+    if layout is None:
+        return ["start: answer"]
+    if layout.calls == "harmony":
+        channel, message, end = mark("<|channel|>"), mark("<|message|>"), mark("<|end|>")
+        thoughts = f'{channel} "analysis" {message} {_ANYTHING} {end} {mark("<|start|>")} "assistant"'
+        final = "answer" if calls else f'{channel} "final" {message} answer'
+        return [f"start: ({thoughts})? {final}"]
+    if layout.thoughts is None:
+        return ["start: answer"]
+    opening, closing = layout.thoughts
+    end = mark(closing)
+    gap = "/[ \\n]{0,4}/"
+    if end.startswith("<["):
+        inner = [f"thoughts: {_ANYTHING} {end}"]
+    else:
+        inner = [f"thoughts[suffix={text(closing)}]: {_ANYTHING}"]
+    rest = f"thoughts {gap} answer"
+    return [f"start: {rest}" if opened else f"start: answer | {mark(opening)} {rest}", *inner]
+
+
+def answer_grammar(
+    constraint: Constraint,
+    layout: Layout | None,
+    opened: bool,
+    mark: Mark,
+    rules: Callable[[str], str],
+    functions: dict[str, dict[str, Any]],
+) -> str:
+    """A grammar of an answer as `constraint` has it, or of calls of `functions` instead, if there are any.
+
+    `rules`: llama.cpp's grammar -> rules of ours, from `form` on. Raises RequestError.
+    """
+    lines = start_rules(layout, opened, mark)
+    lines.append("answer: form")
+    if functions and layout is not None and layout.calls != "harmony":
+        lines[-1] = "answer: form | calls"
+        lines += _calls_rules(layout, functions, False, mark)
+    if constraint.kind == "grammar":
+        return "\n".join([*lines, rules(constraint.text)])
+    schema: Any = {"type": "object"}
+    if constraint.kind == "json_schema":
+        try:
+            schema = json.loads(constraint.text)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"The JSON schema is no JSON: {error}.", code="bad_schema") from error
+        if not isinstance(schema, dict | bool):
+            raise RequestError("The JSON schema must be an object.", code="bad_schema")
+    return "\n".join([*lines, f"form: {json_rule(schema)}"])

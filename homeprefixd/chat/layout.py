@@ -1,0 +1,103 @@
+"""How families of models write their thoughts and their tool calls, told from the chat template's text.
+
+Pure text; what is done with a layout is in `reply.py` (reading) and `forcing.py` (making a model write one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Calls = Literal[
+    "hermes",  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, of Qwen, Hermes and many others
+    "llama3",  # {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>
+    "mistral",  # [TOOL_CALLS][{"name": ..., "arguments": {...}}]
+    "mistral_args",  # [TOOL_CALLS]name[ARGS]{...}
+    "gemma_call",  # <start_function_call>call:name{key:<escape>text<escape>}<end_function_call>
+    "gemma_pipe",  # <|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>
+    "gemma",  # ```tool_code name(key="text")```
+    "harmony",  # <|channel|>commentary to=functions.name<|message|>{...}<|call|>
+    "deepseek",  # <｜tool▁call▁begin｜>function<｜tool▁sep｜>name ```json {...}```<｜tool▁call▁end｜>
+    "deepseek_plain",  # <｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
+    "generic",  # {"name": ..., "arguments": {...}}
+]
+
+_THOUGHTS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought\n", "<channel|>"),
+)
+
+_MARKERS: dict[Calls, tuple[str, ...]] = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "llama3": ("<|python_tag|>",),
+    "mistral": ("[TOOL_CALLS]",),
+    "mistral_args": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "gemma_call": ("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma_pipe": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "gemma": (),
+    "harmony": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"),
+    "deepseek": (),
+    "deepseek_plain": (),
+    "generic": (),
+}
+
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+"""Begin of all, begin of one, between the kind or the name and what follows, end of one, end of all."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a model's replies look like. `thoughts`: the tags around them, None for a model that writes none."""
+
+    calls: Calls
+    thoughts: tuple[str, str] | None = None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that may be control tokens of the vocabulary and must be seen by who parses the reply."""
+        calls = DEEPSEEK if self.calls.startswith("deepseek") else _MARKERS[self.calls]
+        channel = ("<|channel>", "<channel|>") if self.thoughts and self.thoughts[1] == "<channel|>" else ()
+        return (*calls, *(self.thoughts or ()), *channel)
+
+
+def detect_layout(template: str) -> Layout:
+    """The layout that a model's chat template speaks of."""
+    calls = _detect_calls(template)
+    if calls == "harmony":
+        return Layout(calls)  # thoughts are one of its channels
+    thoughts = next((tags for tags in _THOUGHTS if tags[0] in template or tags[1] in template), None)
+    return Layout(calls, thoughts)
+
+
+def _detect_calls(template: str) -> Calls:
+    if "<|channel|>" in template and "<|message|>" in template:
+        return "harmony"
+    if DEEPSEEK[0] in template:
+        return "deepseek" if "```json" in template else "deepseek_plain"
+    if "[TOOL_CALLS]" in template:
+        return "mistral_args" if "[ARGS]" in template else "mistral"
+    if "<|tool_call>" in template:
+        return "gemma_pipe"
+    if "<start_function_call>" in template:
+        return "gemma_call"
+    if "<tool_call>" in template:
+        return "hermes"
+    if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
+        return "llama3"
+    if "<start_of_turn>" in template:
+        return "gemma"
+    return "generic"
+
+
+def takes_tools(template: str) -> bool:
+    """Does the template itself write the tools into the prompt?"""
+    return "tools" in template

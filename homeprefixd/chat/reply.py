@@ -1,0 +1,485 @@
+"""Splits a model's reply into text, thoughts and tool calls, as it is written.
+
+The pieces joined do not depend on how the reply is cut. What only looks like a call stays text. Knows nothing of
+tokens; which family writes how is in `layout.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..frames import CallPiece
+from .layout import DEEPSEEK, Layout
+from .reader import Reader, Sink, Wait
+from .spoken_calls import arguments_of_braces, calls_of_python, calls_of_tags
+
+_CALL_KEYS = frozenset({"name", "arguments", "parameters", "function", "type", "id", "tool_call"})
+_NAME = re.compile(r"[\w.\-]{1,128}")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_FENCE = "```"
+
+
+@dataclass
+class Split:
+    """What a part of a reply came to."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
+
+
+class _Trimmed:
+    """Text without white space at its ends: what may be its end is held back."""
+
+    def __init__(self, strip_start: bool) -> None:
+        self.text = ""  # not fetched yet
+        self._space = ""
+        self.at_start = strip_start
+        self.any = False  # something else than white space was written
+
+    def add(self, text: str) -> None:
+        text = self._space + text
+        kept = text.rstrip()
+        self._space = text[len(kept) :]
+        if kept:
+            self.text += kept.lstrip() if self.at_start else kept
+            self.at_start = False
+            self.any = True
+
+    def part(self) -> None:
+        """Something else begins here: white space before and after it goes."""
+        self._space = ""
+        self.at_start = True
+
+    def separate(self) -> None:
+        """Another stretch of it begins: in a line of its own."""
+        if self.any:
+            self._space = "\n\n"
+
+    def close(self, keep_space: bool) -> None:
+        """The end; with `keep_space` also what was held back."""
+        if keep_space and not self.at_start:
+            self.text += self._space
+        self._space = ""
+
+    def fetch(self) -> str:
+        text, self.text = self.text, ""
+        return text
+
+
+class _MalformedError(Exception):
+    """What began like a call is none."""
+
+
+class ReplyParser:
+    """One reply. `feed` what the model writes, then `finish`.
+
+    `tools`: names of those that may be called; where nothing but its form marks a call, only these are taken for one.
+    `opened`: the prompt ends within the thoughts. `calls` False: calls are left in the text. `parallel` False: after
+    one call `ended` is True, and nothing more is looked at. `new_id` makes the ids of calls.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        tools: Collection[str],
+        opened: bool,
+        calls: bool,
+        parallel: bool,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._layout, self._tools, self._opened = layout, tools, opened
+        self._look_for_calls, self._parallel, self._new_id = calls, parallel, new_id
+        self._reader = Reader()
+        self._text = _Trimmed(strip_start=False)
+        self._reasoning = _Trimmed(strip_start=True)
+        self._pieces: list[CallPiece] = []
+        self._trim_end = False
+        self.count = 0  # calls that have begun
+        self.ended = False
+        self._machine = self._run()
+        self._over = False
+        self._advance()
+
+    def feed(self, text: str) -> Split:
+        """Take what was written; return what is certain now."""
+        if not self.ended:
+            self._reader.buffer += text
+            self._advance()
+        return self._fetch()
+
+    def finish(self) -> Split:
+        """The reply is over: return what was held back."""
+        self._reader.final = True
+        self._advance()
+        self._reasoning.close(keep_space=False)
+        self._text.close(keep_space=not self.count and not self._trim_end)
+        return self._fetch()
+
+    def _advance(self) -> None:
+        if not self._over:
+            try:
+                next(self._machine)
+            except StopIteration:
+                self._over = True
+
+    def _fetch(self) -> Split:
+        split = Split(self._text.fetch(), self._reasoning.fetch(), _joined(self._pieces))
+        self._pieces = []
+        return split
+
+    # ------------------------------------------------------------------------------------------ the whole
+
+    def _run(self) -> Wait:
+        if self._layout.calls == "harmony":
+            yield from self._harmony()
+        else:
+            if self._layout.thoughts is not None:
+                yield from self._thoughts(*self._layout.thoughts)
+            if self._look_for_calls:
+                yield from self._answer()
+        if not self.ended:
+            yield from self._reader.until((), self._text.add)  # whatever is left is text
+
+    def _thoughts(self, opening: str, closing: str) -> Wait:
+        reader = self._reader
+        if not self._opened:
+            space = yield from reader.space()
+            if not (yield from reader.starts((opening,))):
+                self._text.add(space)
+                return
+            reader.take(len(opening))
+        yield from reader.until((closing,), self._reasoning.add)
+        self._text.part()
+
+    def _answer(self) -> Wait:
+        kind = self._layout.calls
+        if kind in ("hermes", "llama3", "generic", "gemma"):
+            yield from self._bare_json()
+        if kind == "hermes":
+            yield from self._hermes()
+        elif kind == "llama3":
+            yield from self._marked(("<|python_tag|>",), self._python_tag)
+        elif kind.startswith("mistral"):
+            yield from self._marked(("[TOOL_CALLS]",), self._mistral)
+        elif kind.startswith("deepseek"):
+            yield from self._marked((DEEPSEEK[0],), self._deepseek)
+        elif kind == "gemma_call":
+            yield from self._braces("<start_function_call>", "<end_function_call>", "<escape>")
+        elif kind == "gemma_pipe":
+            yield from self._braces("<|tool_call>", "<tool_call|>", '<|"|>')
+        elif kind == "gemma":
+            yield from self._marked((f"{_FENCE}tool_code",), self._tool_code)
+
+    def _marked(self, markers: tuple[str, ...], body: Callable[[], Wait]) -> Wait:
+        """Text, in which each of `markers` begins what `body` reads."""
+        while not self.ended:
+            if not (yield from self._reader.until(markers, self._text.add)):
+                return
+            yield from body()
+
+    # ------------------------------------------------------------------------------------------ calls
+
+    def _begin(self, name: str) -> Sink:
+        """A call begins; the sink takes its arguments."""
+        index, self.count = self.count, self.count + 1
+        self._text.part()
+        self._pieces.append(CallPiece(index, "", self._new_id(), name))
+        return lambda text: self._pieces.append(CallPiece(index, text))
+
+    def _end(self) -> None:
+        """A call is complete."""
+        self.ended = self.ended or not self._parallel
+
+    def _whole(self, name: str, arguments: dict[str, Any]) -> None:
+        """A call that had to be read to its end before it was understood."""
+        if not self.ended:
+            self._begin(name)(json.dumps(arguments, ensure_ascii=False))
+            self._end()
+
+    def _hermes(self) -> Wait:
+        reader = self._reader
+        while not self.ended:
+            if not (yield from reader.until(("<tool_call>",), self._text.add)):
+                return
+            reader.record()
+            yield from reader.space()
+            first = yield from reader.peek()
+            body: list[str] = []
+            if first == "{":
+                if not (yield from self._object(lambda _name: True)):
+                    self._text.add("<tool_call>" + reader.recorded())
+                    continue
+                reader.recorded()
+                yield from reader.until(("</tool_call>",), body.append)
+                continue
+            space = reader.recorded()
+            closed = yield from reader.until(("</tool_call>",), body.append)
+            calls = calls_of_tags("".join(body), bool(closed))
+            for name, arguments in calls:
+                self._whole(name, arguments)
+            if not calls:
+                self._text.add("<tool_call>" + space + "".join(body) + closed)
+
+    def _bare_json(self) -> Wait:
+        """A reply that begins with a call's JSON, perhaps in a fence, has nothing but calls."""
+        reader = self._reader
+        reader.record()
+        yield from reader.space()
+        fence = yield from reader.starts((f"{_FENCE}json", f"{_FENCE}\n", "{", "["))
+        if fence.startswith(_FENCE):
+            reader.take(len(fence))
+            yield from reader.space()
+            fence = yield from reader.starts(("{", "["))
+        if not fence:
+            self._text.add(reader.recorded())
+            return
+        if fence == "[":
+            reader.take(1)
+        while not self.ended:
+            yield from reader.space()
+            if (yield from reader.peek()) != "{" or not (yield from self._object(self._tools.__contains__)):
+                self._text.add(reader.recorded())
+                return
+            reader.recorded()
+            reader.record()
+            # Other calls may follow, however they are separated; what is no call is text again.
+            yield from reader.space()
+            while separator := (yield from reader.starts((";", ",", "]", _FENCE))):
+                reader.take(len(separator))
+                yield from reader.space()
+            if not (yield from reader.starts(("{",))):
+                break
+        reader.recorded()
+
+    def _object(self, known: Callable[[str], bool]) -> Generator[None, None, bool]:
+        """A call as a JSON object. False: it is none, and nothing of it was sent."""
+        before = self.count
+        try:
+            yield from _CallObject(self._reader, known, self._begin).read()
+        except _MalformedError:
+            if self.count == before:
+                return False
+        self._end()
+        return True
+
+    def _python_tag(self) -> Wait:
+        """JSON objects, or `name.call(key="value")`."""
+        reader = self._reader
+        reader.record()
+        yield from reader.space()
+        if (yield from reader.peek()) == "{":
+            reader.recorded()
+            yield from self._bare_json()
+            return
+        reader.recorded()
+        code: list[str] = []
+        yield from reader.until((), code.append)
+        self._python("".join(code), "")
+
+    def _tool_code(self) -> Wait:
+        code: list[str] = []
+        closed = yield from self._reader.until((_FENCE,), code.append)
+        self._python("".join(code), f"{_FENCE}tool_code", closed)
+
+    def _python(self, code: str, opening: str, closing: str = "") -> None:
+        calls = calls_of_python(code)
+        for name, arguments in calls:
+            self._whole(name, arguments)
+        if not calls:
+            self._text.add(opening + code + closing)
+
+    def _mistral(self) -> Wait:
+        reader = self._reader
+        yield from reader.space()
+        if (yield from reader.peek()) == "[":
+            reader.take(1)
+            while not self.ended:
+                yield from reader.space()
+                if (yield from reader.peek()) == ",":
+                    reader.take(1)
+                    continue
+                if (yield from reader.peek()) != "{" or not (yield from self._object(lambda _name: True)):
+                    break
+            if not self.ended and (yield from reader.peek()) == "]":
+                reader.take(1)
+            return
+        name: list[str] = []
+        found = yield from reader.until(("[ARGS]", "[CALL_ID]", "{"), name.append)
+        if found == "[CALL_ID]":
+            yield from reader.until(("[ARGS]",), lambda _id: None)
+        elif found == "{":
+            reader.buffer = "{" + reader.buffer
+        if not found or not _NAME.fullmatch("".join(name).strip()):
+            self._text.add("[TOOL_CALLS]" + "".join(name) + ("" if found == "{" else found))
+            return
+        yield from self._arguments("".join(name).strip())
+
+    def _arguments(self, name: str) -> Wait:
+        """JSON, up to its end, as the arguments of `name`."""
+        sink = self._begin(name)
+        yield from self._reader.space()
+        if not (yield from self._reader.peek()) or not (yield from self._reader.json_value(sink)):
+            return
+        self._end()
+
+    def _deepseek(self) -> Wait:
+        reader = self._reader
+        _, begin, separator, end, end_of_all = DEEPSEEK
+        while not self.ended:
+            if (yield from reader.until((begin, end_of_all), lambda _space: None)) != begin:
+                return
+            head: list[str] = []
+            found = yield from reader.until((separator,), head.append)
+            name = "".join(head).strip()
+            if name == "function":
+                rest: list[str] = []
+                found = yield from reader.until(("\n",), rest.append)
+                name = "".join(rest).strip()
+                yield from reader.space()
+                if (yield from reader.starts((f"{_FENCE}json",))):
+                    reader.take(len(f"{_FENCE}json"))
+            if not found or not _NAME.fullmatch(name):
+                return
+            yield from self._arguments(name)
+            if not self.ended:
+                yield from reader.until((end,), lambda _fence: None)
+
+    def _braces(self, opening: str, closing: str, quote: str) -> Wait:
+        while not self.ended:
+            if not (yield from self._reader.until((opening,), self._text.add)):
+                return
+            body: list[str] = []
+            closed = yield from self._reader.until((closing,), body.append)
+            call = arguments_of_braces("".join(body), quote)
+            if call is None:
+                self._text.add(opening + "".join(body) + closed)
+            else:
+                self._whole(*call)
+
+    def _harmony(self) -> Wait:
+        reader = self._reader
+        if not (yield from reader.starts(("<|channel|>", "<|start|>", " to=", "to="))):
+            return  # it does not keep to its form: all is text
+        ends = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+        while not self.ended:
+            header: list[str] = []
+            if not (yield from reader.until(("<|message|>",), header.append)):
+                return
+            head = "".join(header)
+            channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
+            sink: Sink
+            if recipient is not None and self._look_for_calls:
+                sink = self._begin(recipient[1].removeprefix("functions."))
+            elif channel is not None and channel[1] == "analysis":
+                self._reasoning.separate()
+                sink = self._reasoning.add
+            else:
+                self._text.part()
+                self._trim_end = True
+                sink = self._text.add
+            yield from reader.until(ends, sink)
+            if recipient is not None and self._look_for_calls:
+                self._end()
+
+
+class _CallObject:
+    """A call as a JSON object whose keys come in any order: `{"name": ..., "arguments": ...}`."""
+
+    def __init__(self, reader: Reader, known: Callable[[str], bool], begin: Callable[[str], Sink]) -> None:
+        self._reader, self._known, self._begin = reader, known, begin
+        self._sink: Sink | None = None
+        self._early = ""  # arguments that came before the name
+        self._sent = False
+
+    def read(self) -> Wait:
+        """Raises _MalformedError."""
+        yield from self._members()
+        if self._sink is None:
+            raise _MalformedError
+        if not self._sent:
+            self._sink("{}")
+
+    def _members(self) -> Wait:
+        reader = self._reader
+        reader.take(1)
+        while True:
+            yield from reader.space()
+            first = yield from reader.peek()
+            if first in ("}", ","):
+                reader.take(1)
+                if first == "}":
+                    return
+                continue
+            if first != '"':
+                raise _MalformedError
+            key = yield from self._collected()
+            yield from reader.space()
+            if (yield from reader.peek()) != ":" or key not in _CALL_KEYS:
+                raise _MalformedError
+            reader.take(1)
+            yield from reader.space()
+            yield from self._member(key)
+
+    def _member(self, key: str) -> Wait:
+        reader = self._reader
+        first = yield from reader.peek()
+        if key in ("function", "tool_call") and first == "{":
+            yield from self._members()
+        elif key == "name" or (key == "function" and first == '"'):
+            name = yield from self._collected()
+            if not isinstance(name, str) or not self._known(name):
+                raise _MalformedError
+            self._sink = self._begin(name)
+            if self._early:
+                self._send(self._early)
+        elif key in ("arguments", "parameters"):
+            if first == '"':  # JSON within a string
+                self._send((yield from self._collected()))
+            elif first != "{":
+                if (yield from self._collected()) is not None:
+                    raise _MalformedError
+            elif self._sink is None:
+                parts: list[str] = []
+                if not (yield from reader.json_value(parts.append)):
+                    raise _MalformedError
+                self._early = "".join(parts)
+            else:
+                self._sent = True
+                if not (yield from reader.json_value(self._sink)):
+                    raise _MalformedError
+        else:
+            yield from self._collected()
+
+    def _send(self, arguments: str) -> None:
+        if self._sink is None:
+            self._early = arguments
+        else:
+            self._sent = True
+            self._sink(arguments)
+
+    def _collected(self) -> Generator[None, None, Any]:
+        parts: list[str] = []
+        if not (yield from self._reader.json_value(parts.append)):
+            raise _MalformedError
+        try:
+            return json.loads("".join(parts))
+        except (ValueError, RecursionError) as error:
+            raise _MalformedError from error
+
+
+def _joined(pieces: list[CallPiece]) -> list[CallPiece]:
+    """With consecutive pieces of a call as one."""
+    joined: list[CallPiece] = []
+    for piece in pieces:
+        if joined and joined[-1].index == piece.index:
+            joined[-1].arguments += piece.arguments
+        else:
+            joined.append(piece)
+    return joined

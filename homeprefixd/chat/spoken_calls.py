@@ -1,0 +1,125 @@
+"""Tool calls that are not JSON: Python's syntax, tags with parameters, Gemma's braces. Each whole text at once."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+Call = tuple[str, dict[str, Any]]
+
+MAX_CODE = 1 << 16
+"""Characters of calls in Python's syntax that are looked at."""
+
+_FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)(</function>|$)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
+_BRACES = re.compile(r"\s*call:\s*([\w.\-]+)\s*(\{.*\})\s*$", re.DOTALL)
+_BARE = re.compile(r"[^,{}\[\]:]+")
+
+
+def calls_of_python(code: str) -> list[Call]:
+    """`f(a=1)`, `f.call(a=1)`, `print(f(a=1))` or a list of these; [] if it is anything else. Nothing is run."""
+    if len(code) > MAX_CODE:
+        return []
+    try:
+        tree = ast.parse(code.strip())
+        nodes: list[ast.expr] = []
+        for statement in tree.body:
+            if not isinstance(statement, ast.Expr):
+                return []
+            value = statement.value
+            nodes += value.elts if isinstance(value, ast.List) else [value]
+        return [_python_call(node) for node in nodes]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call):
+        raise ValueError("no call")
+    target = node.func
+    if isinstance(target, ast.Name) and target.id == "print" and len(node.args) == 1 and not node.keywords:
+        return _python_call(node.args[0])
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise ValueError("arguments without names")
+    if isinstance(target, ast.Attribute) and target.attr == "call" and isinstance(target.value, ast.Name):
+        target = target.value
+    if not isinstance(target, ast.Name):
+        raise ValueError("no name")
+    arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+    json.dumps(arguments)  # sets and bytes have no form there
+    return target.id, arguments
+
+
+def calls_of_tags(body: str, whole: bool) -> list[Call]:
+    """`<function=name><parameter=key>value</parameter></function>`, as Qwen's coders write.
+
+    `whole`: the text was not cut short, so that a closing tag may be missing.
+    """
+    return [
+        (found[1], {key: _value(text) for key, text in _PARAMETER.findall(found[2])})
+        for found in _FUNCTION.finditer(body)
+        if whole or found[3]
+    ]
+
+
+def _value(text: str) -> Any:
+    """What is no JSON is text; a text needs no quotation marks here."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def arguments_of_braces(body: str, quote: str) -> Call | None:
+    """`call:name{key:<escape>text<escape>,other:1}`, `quote` standing around texts; None if it is anything else."""
+    found = _BRACES.match(body)
+    if found is None:
+        return None
+    try:
+        value, rest = _braces_value(found[2], quote, 0)
+    except (ValueError, RecursionError):
+        return None
+    return (found[1], value) if isinstance(value, dict) and not rest.strip() else None
+
+
+def _braces_value(text: str, quote: str, depth: int) -> tuple[Any, str]:
+    """The value that begins `text`, and what follows it. Raises ValueError."""
+    if depth > 64:
+        raise ValueError("nested too deeply")
+    text = text.lstrip()
+    if text.startswith(quote):
+        value, closed, rest = text[len(quote) :].partition(quote)
+        if not closed:
+            raise ValueError("a text without an end")
+        return value, rest
+    if text.startswith("{"):
+        members: dict[str, Any] = {}
+        text = text[1:].lstrip()
+        while not text.startswith("}"):
+            if text.startswith(quote):
+                key, text = _braces_value(text, quote, depth)
+                text = text.lstrip()
+                if not text.startswith(":"):
+                    raise ValueError("a key without a value")
+                text = text[1:]
+            else:
+                key, colon, text = text.partition(":")
+                if not colon:
+                    raise ValueError("a key without a value")
+            members[key.strip().strip('"')], text = _braces_value(text, quote, depth + 1)
+            text = text.lstrip().removeprefix(",").lstrip()
+        return members, text[1:]
+    if text.startswith("["):
+        items: list[Any] = []
+        text = text[1:].lstrip()
+        while not text.startswith("]"):
+            item, text = _braces_value(text, quote, depth + 1)
+            items.append(item)
+            text = text.lstrip().removeprefix(",").lstrip()
+        return items, text[1:]
+    found = _BARE.match(text)
+    if found is None:
+        raise ValueError("no value")
+    return _value(found[0].strip()), text[found.end() :]

@@ -1,0 +1,104 @@
+"""What a request asks of its reply beyond text, made ready before it is queued: its form, and how it is split.
+
+Belongs to the threads of `intake.py`; a constraint is compiled here, so only those that may wait for it call `reply`
+with one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from functools import cached_property
+
+from ..chat.forcing import answer_grammar, calls_grammar, forced_functions, tool_functions
+from ..chat.layout import Layout
+from ..chat.reply import ReplyParser
+from ..errors import RequestError
+from ..frames import Generate
+from .bindings import Model
+from .constraint import Constraints, Mask
+from .emission import Reply
+from .gbnf import translate
+
+_ID_LETTERS = string.ascii_letters + string.digits
+_NO_GRAMMAR = frozenset({"gemma", "gemma_call", "gemma_pipe"})  # their forms of a call are no JSON
+
+
+def is_constrained(generate: Generate) -> bool:
+    """Must a grammar be compiled for it?"""
+    return generate.constraint is not None or generate.tool_choice not in ("auto", "none")
+
+
+class Shaper:
+    """Makes `Reply` objects for one model, whose chat template speaks of `layout`."""
+
+    def __init__(self, model: Model, layout: Layout, constraints: Constraints) -> None:
+        self._model, self._layout, self._constraints = model, layout, constraints
+
+    @cached_property
+    def _shown(self) -> frozenset[int]:
+        """Control tokens that mark thoughts and calls."""
+        tokens = (self._constraints.control_token(marker) for marker in self._layout.markers)
+        return frozenset(token for token in tokens if token is not None)
+
+    def reply(self, generate: Generate, prompt: str) -> Reply | None:
+        """None where text is all that is wanted. `prompt`: as text, "" where it was given as tokens.
+
+        Raises RequestError, UnavailableError.
+        """
+        if generate.messages is None:
+            mask = self._mask(generate, None, False)
+            if mask is None and generate.logprobs < 0:
+                return None
+            return Reply(self._model, mask, None, frozenset(), generate.logprobs)
+        layout = self._layout
+        calls = bool(generate.tools) and generate.tool_choice != "none"
+        if generate.tool_choice not in ("auto", "none") and layout.calls in _NO_GRAMMAR:
+            layout = Layout("generic", layout.thoughts)
+        opened = layout.thoughts is not None and prompt.rstrip().endswith(layout.thoughts[0].strip())
+        mask = self._mask(generate, layout, opened)
+        parser = None
+        if calls or layout.thoughts is not None or layout.calls == "harmony":
+            parser = ReplyParser(
+                layout,
+                tools=frozenset(tool_functions(generate.tools or [])),
+                opened=opened,
+                calls=calls,
+                parallel=generate.parallel_tool_calls and not generate.tool_choice.startswith("="),
+                new_id=self._new_id,
+            )
+        if mask is None and parser is None and generate.logprobs < 0:
+            return None
+        return Reply(self._model, mask, parser, self._shown if parser is not None else frozenset(), generate.logprobs)
+
+    def _new_id(self) -> str:
+        """Mistral's templates take only nine letters and digits."""
+        if self._layout.calls.startswith("mistral"):
+            return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+    def _mask(self, generate: Generate, layout: Layout | None, opened: bool) -> Mask | None:
+        if not is_constrained(generate):
+            return None
+        mark = self._constraints.mark
+        if generate.tool_choice not in ("auto", "none"):
+            if layout is None:
+                raise RequestError("`tool_choice` needs `messages`.", param="tool_choice")
+            functions = forced_functions(generate.tools, generate.tool_choice)
+            single = generate.tool_choice.startswith("=") or not generate.parallel_tool_calls
+            return self._constraints.compile(calls_grammar(layout, functions, single, opened, mark), "tools")
+        if generate.constraint is None:
+            raise RuntimeError("a constrained request without a constraint")
+        functions = tool_functions(generate.tools or []) if generate.tool_choice == "auto" else {}
+        if layout is not None and layout.calls in _NO_GRAMMAR:
+            functions = {}
+        grammar = answer_grammar(
+            generate.constraint,
+            layout,
+            opened,
+            mark,
+            lambda text: translate(text, self._constraints.token),
+            functions,
+        )
+        param = "grammar" if generate.constraint.kind == "grammar" else "response_format"
+        return self._constraints.compile(grammar, param)

@@ -1,0 +1,257 @@
+"""Replies of a form: JSON by schemas, grammars, calls that must be made; hostile ones; what a cut leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from homeprefixd.chat.forcing import answer_grammar, calls_grammar
+from homeprefixd.chat.layout import Layout
+from homeprefixd.chat.reply import ReplyParser
+from homeprefixd.engine.bindings import FillTokens, Model
+from homeprefixd.engine.constraint import Constraints
+from homeprefixd.engine.gbnf import translate
+from homeprefixd.engine.infill import fill_prompt
+from homeprefixd.engine.llama_log import LlamaLog
+from homeprefixd.engine.compiling import Probe
+from homeprefixd.errors import RequestError
+from homeprefixd.frames import Constraint
+from tests.integration.engine.form_cases import (
+    AMBIGUOUS,
+    FUNCTIONS,
+    GRAMMARS,
+    HOSTILE,
+    JSON_GBNF,
+    SCHEMAS,
+    UNSUPPORTED,
+    obj,
+)
+
+
+class Forms:
+    """The demo model's vocabulary and its compiled grammars; tokens are drawn at random, not by the model."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = Model.load(path, LlamaLog())
+        self.probe = Probe()
+        self.constraints = Constraints(self.model, self.probe)
+
+    def grammar(self, constraint: Constraint, layout: Layout | None = None, opened: bool = False) -> str:
+        c = self.constraints
+        return answer_grammar(constraint, layout, opened, c.mark, lambda text: translate(text, c.token), {})
+
+    def write(self, grammar: str, seed: int, most: int = 400, begin: str = "") -> str | None:
+        """A random reply that begins with `begin`; None if it did not end in `most` tokens.
+
+        Closing characters are liked, so that it ends.
+        """
+        mask = self.constraints.compile(grammar, "x")
+        chance = random.Random(seed)
+        liked = [self.model.tokenize(text, add_bos=False)[0] for text in '"}],01@.a']
+        data = begin.encode()
+        assert mask._matcher.consume_tokens(self.model.tokenize(begin, add_bos=False)) or not begin
+        for count in range(most):
+            allowed = mask._allowed()
+            ends = [token for token in self.model.eog if allowed[token]]
+            if ends and (count > 20 or chance.random() < 0.3):
+                return data.decode()
+            short = [token for token in liked if allowed[token]]
+            if short and chance.random() < 0.2 + count / 100:
+                token = chance.choice(short)
+            else:
+                options = [token for token in np.flatnonzero(allowed) if int(token) not in self.model.eog]
+                if not options:
+                    return data.decode()
+                token = int(chance.choice(options))
+            assert mask._matcher.consume_token(token)
+            data += self.model.piece(token, special=True)
+            if mask._matcher.is_stopped():
+                return data.decode()
+        return None
+
+
+@pytest.fixture(scope="module")
+def forms(demo_model: Path) -> Iterator[Forms]:
+    made = Forms(demo_model)
+    yield made
+    made.probe.close()
+    made.model.close()
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+def test_json_fits_its_schema(forms: Forms, schema: dict[str, Any]) -> None:
+    grammar = forms.grammar(Constraint("json_schema", json.dumps(schema)))
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    ended = 0
+    for seed in range(3):
+        text = forms.write(grammar, seed)
+        if text is not None:
+            ended += 1
+            validator.validate(json.loads(text))
+            assert not re.search(r"\s{18}", re.sub(r'"(\\.|[^"\\])*"', "_", text)), "white space has a bound"
+    assert ended
+
+
+@pytest.mark.parametrize(("schema", "word"), UNSUPPORTED, ids=lambda value: str(value)[:40])
+def test_what_a_schema_cannot_express_is_named(forms: Forms, schema: dict[str, Any], word: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        forms.constraints.compile(forms.grammar(Constraint("json_schema", json.dumps(schema))), "response_format")
+    assert word in caught.value.message
+    assert (caught.value.param, caught.value.code) == ("response_format", "unsupported_schema")
+
+
+# ---------------------------------------------------------------------------------------------------- grammars
+
+
+@pytest.mark.parametrize(("grammar", "pattern"), GRAMMARS)
+def test_text_fits_its_grammar(forms: Forms, grammar: str, pattern: str | None) -> None:
+    ended = 0
+    for seed in range(6):
+        text = forms.write(forms.grammar(Constraint("grammar", grammar)), seed)
+        if text is not None:
+            ended += 1
+            if pattern is not None:
+                assert re.fullmatch(pattern, text), text
+            else:
+                assert text.count("(") == text.count(")")
+                assert re.fullmatch(r"[-+*/()0-9x]+", text)
+    assert ended
+
+
+def test_llama_cpps_grammar_of_json(forms: Forms) -> None:
+    texts = [forms.write(forms.grammar(Constraint("grammar", JSON_GBNF)), seed) for seed in range(6)]
+    parsed = [json.loads(text) for text in texts if text is not None]
+    assert parsed
+    assert all(isinstance(value, dict) for value in parsed)
+
+
+@pytest.mark.parametrize(("grammar", "word"), HOSTILE, ids=lambda value: str(value)[:30])
+def test_hostile_grammars_are_refused(forms: Forms, grammar: str, word: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(RequestError) as caught:
+        forms.constraints.compile(forms.grammar(Constraint("grammar", grammar)), "grammar")
+    assert word in caught.value.message
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("grammar", AMBIGUOUS)
+def test_ambiguous_grammars_neither_hang_nor_crash(forms: Forms, grammar: str) -> None:
+    begun = time.monotonic()
+    with contextlib.suppress(RequestError):
+        forms.write(forms.grammar(Constraint("grammar", grammar)), 1, most=40)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_long_text_that_is_forced_costs_little(forms: Forms) -> None:
+    schema = {"type": "array", "items": {"const": "x" * 100_000}}
+    mask = forms.constraints.compile(forms.grammar(Constraint("json_schema", json.dumps(schema))), "x")
+    begun = time.process_time()
+    for _ in range(50):
+        allowed = mask._allowed()
+        assert mask._matcher.consume_token(int(np.flatnonzero(allowed)[-1]))
+    assert time.process_time() - begun < 1
+
+
+def test_the_process_that_tries_grammars_may_die(forms: Forms) -> None:
+    assert forms.probe.check('start: "a"') == ""
+    process = forms.probe._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert forms.probe.check('start: "b"') == ""
+    impatient = Probe(patience=0.0)
+    with pytest.raises(RequestError, match="takes more than 0 s"):
+        impatient.check('start: "a"')
+    assert impatient._process is None
+
+
+# ---------------------------------------------------------------------------------------------------- forced calls
+
+FORCED = [
+    Layout("hermes"),
+    Layout("hermes", ("<think>", "</think>")),
+    Layout("llama3"),
+    Layout("mistral"),
+    Layout("mistral_args"),
+    Layout("deepseek"),
+    Layout("deepseek_plain"),
+    Layout("harmony"),
+    Layout("generic"),
+]
+
+
+@pytest.mark.parametrize("layout", FORCED, ids=lambda layout: f"{layout.calls} {layout.thoughts}")
+@pytest.mark.parametrize("single", [True, False])
+def test_calls_that_must_be_made_can_be_parsed(forms: Forms, layout: Layout, single: bool) -> None:
+    grammar = calls_grammar(layout, FUNCTIONS, single, layout.thoughts is not None, forms.constraints.mark)
+    seen = 0
+    for seed in range(4):
+        text = forms.write(grammar, seed, 600, "Hm.\n</think>" if layout.thoughts is not None else "")
+        if text is None:
+            continue
+        parser = ReplyParser(
+            layout, tools=FUNCTIONS, opened=layout.thoughts is not None, calls=True, parallel=not single,
+            new_id=lambda: "id",
+        )  # fmt: skip
+        parts = [parser.feed(text), parser.finish()]
+        assert not "".join(part.text for part in parts)
+        names = [piece.name for part in parts for piece in part.calls if piece.name]
+        arguments = "".join(piece.arguments for part in parts for piece in part.calls)
+        assert 1 <= len(names) <= (1 if single else 8)
+        if len(names) == 1:
+            schema = FUNCTIONS[names[0]].get("parameters", {"const": {}})
+            jsonschema.validate(json.loads(arguments), schema)
+        seen += 1
+    assert seen
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout("hermes"), Layout("mistral"), Layout("generic")], ids=lambda layout: layout.calls
+)
+def test_with_tools_an_answer_of_a_form_or_a_call(forms: Forms, layout: Layout) -> None:
+    schema = obj({"answer": {"type": "string", "maxLength": 8}})
+    constraint = Constraint("json_schema", json.dumps(schema))
+    mark = forms.constraints.mark
+    grammar = answer_grammar(constraint, layout, False, mark, lambda text: text, FUNCTIONS)
+    answered = called = 0
+    for seed in range(12):
+        text = forms.write(grammar, seed)
+        if text is None:
+            continue
+        parser = ReplyParser(layout, tools=FUNCTIONS, opened=False, calls=True, parallel=True, new_id=lambda: "id")
+        parts = [parser.feed(text), parser.finish()]
+        if parser.count:
+            called += 1
+        else:
+            jsonschema.validate(json.loads("".join(part.text for part in parts)), schema)
+            answered += 1
+    assert answered
+    assert called
+
+
+def test_prompts_for_filling_gaps(forms: Forms, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = forms.model
+    monkeypatch.setattr(model, "fill_tokens", lambda: FillTokens(5, 6, 7, -1, 8))  # no model here has any
+
+    def tokens(text: str) -> list[int]:
+        return model.tokenize(text, add_bos=False)
+
+    whole = fill_prompt(model, "def f(x):\n", "\n    return y", [("a.py", "y = 1\n")], 1000)
+    files = [8, *tokens("a.py\n"), *tokens("y = 1\n"), 8, *tokens("filename\n")]
+    assert whole == [*files, 5, *tokens("def f(x):\n"), 6, *tokens("\n    return y"), 7]
+    long = "one two three four five six seven eight nine ten " * 20
+    cut = fill_prompt(model, long, long, [("a.py", long)], 40)
+    assert len(cut) == 40 + 3
+    assert cut[0] == 5
+    assert cut[1:31] == tokens(long)[-30:]
+    assert cut[32:42] == tokens(long)[:10]

@@ -1,0 +1,150 @@
+"""Forms, forced calls and log-probabilities through the engine, with the demo model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from homeprefixd.errors import RequestError
+from homeprefixd.frames import Constraint, Delta, Failure, Finished, Message, Sampling
+from tests.integration.engine.form_cases import AMBIGUOUS, FUNCTIONS, HOSTILE, obj
+from tests.integration.engine.memory_store import MemoryStore
+from tests.integration.engine.running import Running, load_frame
+
+PERSON = obj({"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120}})
+ASK = [Message("user", "Invent a person. Answer in JSON.")]
+TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS.values()]
+
+
+@pytest.fixture(scope="module")
+def served(demo_model: Path) -> Iterator[Running]:
+    running = Running(load_frame(demo_model, parallel=3), MemoryStore())
+    yield running
+    running.close()
+
+
+def options(**more: Any) -> dict[str, Any]:
+    return {"sampling": Sampling(temperature=1.0, seed=more.pop("seed", 3)), **more}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_json_from_the_model(served: Running, stream: bool) -> None:
+    constraint = Constraint("json_schema", json.dumps(PERSON))
+    text, end = served.ask(ASK, 120, **options(constraint=constraint, stream=stream))
+    jsonschema.validate(json.loads(text), PERSON)
+    assert end.reason == "stop"
+
+
+def test_an_object_from_a_prompt_and_a_grammar(served: Running) -> None:
+    text, end = served.ask(
+        "The colours are", 40, **options(constraint=Constraint("grammar", 'root ::= " red" [!?]{2}'))
+    )
+    assert re.fullmatch(r" red[!?]{2}", text)
+    assert end.reason == "stop"
+
+
+def test_a_form_that_is_cut_says_length(served: Running) -> None:
+    text, end = served.ask(ASK, 5, **options(constraint=Constraint("json_schema", json.dumps(PERSON))))
+    assert end.reason == "length"
+    assert text.startswith("{")
+
+
+def test_biases_cannot_break_a_form(served: Running) -> None:
+    model = served.engine._model
+    banned = {token: -float("inf") for text in ("y", "ye", "yes") for token in model.tokenize(text, add_bos=False)}
+    sampling = Sampling(temperature=0.0, ignore_eos=True, min_tokens=50, logit_bias=banned)
+    text, end = served.ask("x", 40, sampling=sampling, constraint=Constraint("grammar", 'root ::= "yes"'))
+    assert (text, end.reason) == ("yes", "stop")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_that_must_be_made(served: Running, stream: bool) -> None:
+    rid = served.start(ASK, 120, **options(tools=TOOLS, tool_choice="=get_weather", stream=stream))
+    end = served.finish(rid)
+    assert (end.reason, served.text(rid)) == ("tool_calls", "")
+    pieces = [piece for delta in served.of(rid, Delta) for piece in delta.calls] + end.calls
+    assert pieces[0].name == "get_weather"
+    assert pieces[0].id.startswith("call_")
+    jsonschema.validate(
+        json.loads("".join(piece.arguments for piece in pieces)), FUNCTIONS["get_weather"]["parameters"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"tool_choice": "required"}, "no function"),
+        ({"tool_choice": "=x", "tools": TOOLS}, "not among `tools`"),
+        ({"constraint": Constraint("json_schema", '{"not": {}}')}, "`not`"),
+        ({"constraint": Constraint("grammar", "root ::= " + "(" * 20_000)}, "nested"),
+    ],
+)
+def test_what_cannot_be_forced_is_refused(served: Running, changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(RequestError, match=word):
+        served.ask(ASK, 5, **changes)
+
+
+def test_hostile_grammars_do_not_stall_others(served: Running) -> None:
+    stream = served.start(ASK, 60)
+    served.wait(lambda: served.of(stream, Delta))
+    others = [
+        served.start("x", 4, constraint=Constraint("grammar", grammar)) for grammar in [*AMBIGUOUS, HOSTILE[0][0]]
+    ]
+    served.finish(stream)
+    times = [at for at, frame in served.frames if isinstance(frame, Delta) and frame.rid == stream]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 2
+    for rid in others:
+        served.wait(lambda rid=rid: served.of(rid, (Failure, Finished)))  # type: ignore[misc]
+
+
+def test_logprobs(served: Running) -> None:
+    whole = served.ask("Once upon a", 4, stream=False, logprobs=3)[1]
+    assert [len(token.top) for token in whole.logprobs] == [3] * 4
+    assert b"".join(token.piece for token in whole.logprobs).decode() == whole.text
+    for token in whole.logprobs:
+        assert token.top[0].token == token.token  # greedy
+        assert token.logprob == token.top[0].logprob
+        assert -20 < token.logprob <= 0
+        assert sum(np.exp(other.logprob) for other in token.top) <= 1.0001
+    rid = served.start("Once upon a", 4, logprobs=3)
+    served.finish(rid)
+    told = [token for delta in served.of(rid, Delta) for token in delta.logprobs]
+    assert [token.token for token in told] == [token.token for token in whole.logprobs]
+
+
+def test_logprobs_of_a_stop_string_are_not_told(served: Running) -> None:
+    free = served.ask("1, 2, 3, 4,", 8, stream=False, logprobs=0)[1]
+    stop = b"".join(token.piece for token in free.logprobs[4:6]).decode()
+    cut = served.ask("1, 2, 3, 4,", 8, stream=False, logprobs=0, stop=[stop])[1]
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert b"".join(token.piece for token in cut.logprobs).decode() == cut.text
+
+
+def test_a_model_without_fill_tokens_says_so(served: Running) -> None:
+    assert served.engine._model.fill_tokens() is None
+    with pytest.raises(RequestError, match="no tokens for filling gaps"):
+        served.ask("def f():", 4, suffix="return x")
+
+
+def test_thoughts_are_told_apart_and_free_of_the_form(demo_model: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}<think>\n"
+    running = Running(load_frame(demo_model, chat_template=template), MemoryStore())
+    try:
+        for changes in ({}, {"constraint": Constraint("json_schema", json.dumps(PERSON))}):
+            rid = running.start(ASK, 6, **changes)
+            end = running.finish(rid)
+            assert (end.reason, running.text(rid)) == ("length", "")
+            assert "".join(delta.reasoning for delta in running.of(rid, Delta))
+            _, whole = running.ask(ASK, 6, stream=False, **changes)
+            assert whole.reasoning
+            assert not whole.text
+    finally:
+        running.close()

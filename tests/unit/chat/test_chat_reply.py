@@ -1,0 +1,346 @@
+"""Replies of every family of models: thoughts, text and calls, wherever the reply is cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homeprefixd.chat.layout import DEEPSEEK, Layout, detect_layout
+from homeprefixd.chat.reply import ReplyParser, Split
+from homeprefixd.frames import CallPiece
+
+THINK = ("<think>", "</think>")
+WEATHER = ("get_weather", {"city": "Paris", "unit": "°C"})
+ARGUMENTS = '{"city": "Paris", "unit": "°C"}'
+D_ALL, D_ONE, D_SEP, D_END, D_END_ALL = DEEPSEEK
+
+
+def parser(layout: Layout, **changes: Any) -> ReplyParser:
+    ids = iter(range(100))
+    options: dict[str, Any] = {
+        "tools": {"get_weather", "turn_on"}, "opened": False, "calls": True, "parallel": True,
+        "new_id": lambda: f"id{next(ids)}",
+    }  # fmt: skip
+    return ReplyParser(layout, **{**options, **changes})
+
+
+def read(layout: Layout, *pieces: str, **changes: Any) -> Split:
+    """The whole of what the parser says, calls joined."""
+    reader = parser(layout, **changes)
+    parts = [reader.feed(piece) for piece in pieces] + [reader.finish()]
+    calls: list[CallPiece] = []
+    for piece in [call for part in parts for call in part.calls]:
+        if piece.index == len(calls):
+            assert piece.id, "a call's first piece has its id"
+            assert piece.name
+            calls.append(CallPiece(piece.index, piece.arguments, piece.id, piece.name))
+        else:
+            assert not piece.id
+            assert not piece.name
+            calls[piece.index].arguments += piece.arguments
+    return Split("".join(part.text for part in parts), "".join(part.reasoning for part in parts), calls)
+
+
+def called(split: Split) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in split.calls]
+
+
+RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tuple[str, Any]]]]] = [
+    (
+        "hermes: thoughts, text, two calls",
+        Layout("hermes", THINK),
+        "<think>\nThe user wants\n\nthe weather.\n</think>\n\nLet me look.\n\n<tool_call>\n"
+        '{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>\n<tool_call>\n"
+        '{"arguments": {"id": "lamp {\\"1\\"}"}, "name": "turn_on"}\n</tool_call>',
+        {},
+        ("Let me look.", "The user wants\n\nthe weather.", [WEATHER, ("turn_on", {"id": 'lamp {"1"}'})]),
+    ),
+    (
+        "hermes: the prompt opens the thoughts",
+        Layout("hermes", THINK),
+        "Hm.\n</think>\n\nForty two.\n",
+        {"opened": True},
+        ("Forty two.\n", "Hm.", []),
+    ),
+    (
+        "hermes: arguments as a text, none, and an unknown tool",
+        Layout("hermes"),
+        '<tool_call>{"name": "turn_on", "arguments": "{\\"id\\": 1}"}</tool_call>'
+        '<tool_call>{"name": "turn_on"}</tool_call><tool_call>{"name": "other", "arguments": null}</tool_call>',
+        {},
+        ("", "", [("turn_on", {"id": 1}), ("turn_on", {}), ("other", {})]),
+    ),
+    (
+        "hermes: what is no call stays text",
+        Layout("hermes"),
+        "Write <tool_call> like this: <tool_call>nothing</tool_call> or <tool_call>{1}</tool_call>!",
+        {},
+        ("Write <tool_call> like this: <tool_call>nothing</tool_call> or <tool_call>{1}</tool_call>!", "", []),
+    ),
+    (
+        "hermes: tags with parameters, as Qwen's coders write",
+        Layout("hermes"),
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>"
+        "\n</function>\n</tool_call>",
+        {},
+        ("", "", [("get_weather", {"city": "Paris", "days": 3})]),
+    ),
+    (
+        "hermes: a small model leaves the tags out",
+        Layout("hermes", THINK),
+        '<think>\n\n</think>\n\n{"name": "turn_on", "arguments": {"id": 1}}',
+        {},
+        ("", "", [("turn_on", {"id": 1})]),
+    ),
+    (
+        "hermes: tools may not be called",
+        Layout("hermes"),
+        '<tool_call>{"name": "f"}</tool_call>',
+        {"calls": False},
+        ('<tool_call>{"name": "f"}</tool_call>', "", []),
+    ),
+    (
+        "hermes: one call only",
+        Layout("hermes"),
+        '<tool_call>{"name": "turn_on", "arguments": {}}</tool_call><tool_call>{"name": "turn_on"}</tool_call>',
+        {"parallel": False},
+        ("", "", [("turn_on", {})]),
+    ),
+    (
+        "llama3: two calls",
+        Layout("llama3"),
+        '{"name": "get_weather", "parameters": ' + ARGUMENTS + '}; {"name": "turn_on", "parameters": {"id": 2}}',
+        {},
+        ("", "", [WEATHER, ("turn_on", {"id": 2})]),
+    ),
+    (
+        "llama3: a call of a tool that it was made with",
+        Layout("llama3"),
+        '<|python_tag|>brave_search.call(query="rain in \\"Paris\\"")',
+        {},
+        ("", "", [("brave_search", {"query": 'rain in "Paris"'})]),
+    ),
+    (
+        "llama3: a tag and JSON",
+        Layout("llama3"),
+        '<|python_tag|>{"type": "function", "name": "turn_on", "parameters": {"id": [1, {"a": "}"}]}}',
+        {},
+        ("", "", [("turn_on", {"id": [1, {"a": "}"}]})]),
+    ),
+    (
+        "llama3: an answer in JSON is no call",
+        Layout("llama3"),
+        ' {"name": "Anna", "age": 3}',
+        {},
+        (' {"name": "Anna", "age": 3}', "", []),
+    ),
+    (
+        "mistral: a list",
+        Layout("mistral"),
+        'I look.[TOOL_CALLS] [{"name": "get_weather", "arguments": ' + ARGUMENTS + '}, {"name": "turn_on", '
+        '"arguments": {"id": -1.5e3}, "id": "abcdefghi"}]',
+        {},
+        ("I look.", "", [WEATHER, ("turn_on", {"id": -1500.0})]),
+    ),
+    (
+        "mistral: names and arguments",
+        Layout("mistral_args", ("[THINK]", "[/THINK]")),
+        "[THINK]Rain?[/THINK][TOOL_CALLS]get_weather[ARGS]" + ARGUMENTS + "[TOOL_CALLS]turn_on[CALL_ID]x[ARGS]"
+        '{"id": 1}[TOOL_CALLS]turn_on{}',
+        {},
+        ("", "Rain?", [WEATHER, ("turn_on", {"id": 1}), ("turn_on", {})]),
+    ),
+    (
+        "gemma: Python in a fence",
+        Layout("gemma"),
+        "Of course:\n```tool_code\nprint(get_weather(city='Paris', unit='°C'))\n```",
+        {},
+        ("Of course:", "", [WEATHER]),
+    ),
+    (
+        "gemma: JSON in a fence",
+        Layout("gemma"),
+        '```json\n[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]\n```",
+        {},
+        ("", "", [WEATHER]),
+    ),
+    (
+        "gemma: other code is text",
+        Layout("gemma"),
+        "```tool_code\nimport os\n```\nDone.",
+        {},
+        ("```tool_code\nimport os\n```\nDone.", "", []),
+    ),
+    (
+        "gemma: functions",
+        Layout("gemma_call"),
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>,unit:<escape>°C<escape>}<end_function_call>"
+        "<start_function_call>call:turn_on{id:3,deep:{on:true,all:[1,<escape>a,b<escape>]}}<end_function_call>",
+        {},
+        ("", "", [WEATHER, ("turn_on", {"id": 3, "deep": {"on": True, "all": [1, "a,b"]}})]),
+    ),
+    (
+        "gemma: pipes and thoughts",
+        Layout("gemma_pipe", ("<|channel>thought\n", "<channel|>")),
+        '<|channel>thought\nRain.\n<channel|>So:<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,unit:<|"|>°C<|"|>}'
+        "<tool_call|>",
+        {},
+        ("So:", "Rain.", [WEATHER]),
+    ),
+    (
+        "harmony: thoughts, preamble, call",
+        Layout("harmony"),
+        "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary<|message|>One"
+        " moment.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        + ARGUMENTS
+        + "<|call|>",
+        {},
+        ("One moment.", "Need the weather.", [WEATHER]),
+    ),
+    (
+        "harmony: thoughts and an answer",
+        Layout("harmony"),
+        "<|channel|>analysis<|message|>A.<|end|><|start|>assistant<|channel|>analysis<|message|>B.<|end|><|start|>"
+        "assistant<|channel|>final<|message|>Forty < two.\n",
+        {},
+        ("Forty < two.", "A.\n\nB.", []),
+    ),
+    (
+        "harmony: the recipient comes first",
+        Layout("harmony"),
+        '<|start|>assistant to=functions.turn_on<|channel|>commentary json<|message|>{"id": 1}<|call|>',
+        {},
+        ("", "", [("turn_on", {"id": 1})]),
+    ),
+    ("harmony: plain text", Layout("harmony"), "Forty two.", {}, ("Forty two.", "", [])),
+    (
+        "deepseek: fences",
+        Layout("deepseek", THINK),
+        f"Hm.</think>I look.{D_ALL}{D_ONE}function{D_SEP}get_weather\n```json\n{ARGUMENTS}\n```{D_END}\n{D_ONE}function"
+        f'{D_SEP}turn_on\n```json\n{{"id": 1}}\n```{D_END}{D_END_ALL}',
+        {"opened": True},
+        ("I look.", "Hm.", [WEATHER, ("turn_on", {"id": 1})]),
+    ),
+    (
+        "deepseek: plain",
+        Layout("deepseek_plain"),
+        f"{D_ALL}{D_ONE}get_weather{D_SEP}{ARGUMENTS}{D_END}{D_END_ALL}",
+        {},
+        ("", "", [WEATHER]),
+    ),
+    (
+        "generic: a call of OpenAI's form",
+        Layout("generic"),
+        '\n{"type": "function", "function": {"name": "get_weather", "arguments": ' + ARGUMENTS + "}}",
+        {},
+        ("", "", [WEATHER]),
+    ),
+    ("generic: text", Layout("generic"), "  Well, {x}.\n", {}, ("  Well, {x}.\n", "", [])),
+    (
+        "thoughts that never end",
+        Layout("generic", THINK),
+        "<think>I wonder ",
+        {"calls": False},
+        ("", "I wonder", []),
+    ),
+    ("no thoughts", Layout("generic", THINK), "\n <thin ice>", {"calls": False}, ("\n <thin ice>", "", [])),
+]
+
+
+@pytest.mark.parametrize(
+    ("layout", "reply", "changes", "expected"), [case[1:] for case in RECORDED], ids=[case[0] for case in RECORDED]
+)
+def test_recorded_replies_wherever_they_are_cut(
+    layout: Layout, reply: str, changes: dict[str, Any], expected: tuple[str, str, list[tuple[str, Any]]]
+) -> None:
+    whole = read(layout, reply, **changes)
+    assert (whole.text, whole.reasoning, called(whole)) == expected
+    for at in range(1, len(reply)):
+        assert read(layout, reply[:at], reply[at:], **changes) == whole, f"cut at {at}: {reply[:at]!r}"
+    assert read(layout, *reply, **changes) == whole
+    for size in (2, 3, 7):
+        pieces = [reply[at : at + size] for at in range(0, len(reply), size)]
+        assert read(layout, *pieces, **changes) == whole
+
+
+@pytest.mark.parametrize(("layout", "reply", "changes"), [case[1:4] for case in RECORDED if case[4][2]])
+def test_replies_that_are_cut_short_give_what_was_certain(layout: Layout, reply: str, changes: dict[str, Any]) -> None:
+    whole = read(layout, reply, **changes)
+    for at in range(len(reply)):
+        if layout.calls == "harmony" and re.search(r"<(\||\|\w+\|?)?$", reply[:at]):
+            continue  # its markers are tokens: none is ever cut
+        part = read(layout, reply[:at], **changes)
+        for call, full in zip(part.calls, whole.calls, strict=False):
+            assert call.name == full.name
+            assert full.arguments.startswith(call.arguments) or call.arguments == "{}"
+
+
+def test_arguments_are_streamed() -> None:
+    reader = parser(Layout("hermes"))
+    reader.feed('<tool_call>{"name": "turn_on", "arguments": {"id')
+    assert reader.count == 1
+    assert reader.feed('": "la').calls == [CallPiece(0, '": "la')]
+    assert reader.feed("mp").calls == [CallPiece(0, "mp")]
+
+
+def test_text_and_thoughts_are_streamed() -> None:
+    reader = parser(Layout("hermes", THINK))
+    assert reader.feed("<think>So").reasoning == "So"
+    assert reader.feed(" it").reasoning == " it"
+    assert reader.feed("</think>Yes").text == "Yes"
+    assert reader.feed(", no").text == ", no"
+
+
+def test_after_the_only_call_the_reply_is_over() -> None:
+    reader = parser(Layout("hermes"), parallel=False)
+    reader.feed('<tool_call>{"name": "turn_on", "arguments": {}')
+    assert not reader.ended
+    reader.feed("}")
+    assert reader.ended
+
+
+LAYOUTS = sorted({(case[1].calls, case[1].thoughts) for case in RECORDED}, key=str)
+BITS = st.sampled_from(
+    [
+        *(marker for calls, thoughts in LAYOUTS for marker in Layout(calls, thoughts).markers),
+        '{"name": "turn_on", "arguments": ', '"parameters": {"a": [1]}', "turn_on", "{", "}", '"', "[", "]", "\\",
+        "```",
+        "```json", "```tool_code\n", "turn_on(a=1)", " ", "\n", "é", "call:turn_on{a:1}", "functions.turn_on", " to=",
+        "function", ",", ";", "1",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(LAYOUTS), st.lists(BITS, max_size=12), st.booleans(), st.integers(1, 5))
+def test_no_reply_depends_on_its_cuts(layout: Any, bits: list[str], parallel: bool, size: int) -> None:
+    reply = "".join(bits)
+    whole = read(Layout(*layout), reply, parallel=parallel)
+    pieces = [reply[at : at + size] for at in range(0, len(reply), size)]
+    assert read(Layout(*layout), *pieces, parallel=parallel) == whole
+
+
+@pytest.mark.parametrize(
+    ("template", "layout"),
+    [
+        ("{% if tools %}<tool_call>{% endif %}<think></think>", Layout("hermes", THINK)),
+        ("<|start_header_id|>ipython<|end_header_id|>", Layout("llama3")),
+        ("[AVAILABLE_TOOLS][TOOL_CALLS]", Layout("mistral")),
+        ("[TOOL_CALLS]x[ARGS][THINK][/THINK]", Layout("mistral_args", ("[THINK]", "[/THINK]"))),
+        ("<start_of_turn>model", Layout("gemma")),
+        ("<start_of_turn><start_function_call>", Layout("gemma_call")),
+        ("<|tool_call><|channel>thought\n<channel|>", Layout("gemma_pipe", ("<|channel>thought\n", "<channel|>"))),
+        ("<|start|>assistant<|channel|>final<|message|>", Layout("harmony")),
+        (f"{D_ALL}```json</think>", Layout("deepseek", THINK)),
+        (D_ALL, Layout("deepseek_plain")),
+        ("<|im_start|>", Layout("generic")),
+        ("", Layout("generic")),
+    ],
+)
+def test_layouts_are_told_from_templates(template: str, layout: Layout) -> None:
+    assert detect_layout(template) == layout
