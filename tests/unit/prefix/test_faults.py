@@ -153,15 +153,15 @@ class TestFullDisk:
                     house.save([1000 * cycle + number] * 64, SIZE)
                     house.cache.write()
                     house.now += 3
-                house.now += 700  # every time it tries to grow again, and cannot
-                house.cache.write(everything=True)
+                    house.cache.write()
+                assert house.known([1000 * cycle + 19] * 64) == 64
                 held.append(disk.used())
-                newest = [1000 * cycle + 19] * 64
-                assert house.known(newest) == 64
+                house.now += 700  # every time it tries to grow again, and cannot
+                house.cache.write()
             assert disk.file_bytes() <= 6 * MIB
         assert house.cache.counters.evicted_warm > 100
-        assert min(held) > 3 * MIB, held  # it does not ratchet down
-        assert held[-1] > 0.8 * max(held)
+        assert min(held) > 3 * MIB, held
+        assert max(held[6:]) > 4.5 * MIB, held  # it does not ratchet down
         house.now += 700
         for number in range(100):
             house.save([50_000 + number] * 64, SIZE)

@@ -49,7 +49,7 @@ def test_they_go_first_however_much_they_were_used(make: Callable[..., House]) -
         house.restore(tokens)
     house.reopen()  # nobody opens the old namespace now
     house.cache.usage.configured(["another"])
-    for number in range(600, 630):
+    for number in range(600, 680):
         house.save([number] * 64, SIZE)
         house.cache.write(everything=True)
         counts = house.cache.disk.sums.nodes if house.cache.disk is not None else {}
