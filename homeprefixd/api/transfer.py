@@ -6,7 +6,6 @@ Bytes go through a pipe between the store and the client, as fast as the slower 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 
 from aiohttp import web
@@ -102,7 +101,7 @@ async def import_(request: web.Request) -> web.Response:
             done.cancel()
             await asyncio.gather(sending, done, return_exceptions=True)
     finally:
-        with contextlib.suppress(OSError):
+        if not transport.is_closing():
             transport.abort()
     return json_response(
         {"nodes": found.nodes, "tokens": found.tokens, "bytes": found.bytes, "known_nodes": found.known}
