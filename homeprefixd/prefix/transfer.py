@@ -18,6 +18,7 @@ import xxhash
 
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
 from ..frames import NewNode
+from .arena import pages
 from .blocks import BLOCK_TOKENS, FORMAT_VERSION, MODEL_NAME, Namespace, TokensBE, block_key, namespace_of, swap
 from .cache import BlockLostError, Cache
 from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
@@ -162,6 +163,10 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
         if not 0 < record.size <= _LARGEST:
             raise TransferError(f"one of its blocks has {record.size} bytes")
         key = block_key(parent, record.tokens)
+        full = cache.arena.used + pages(record.size) > cache.arena.allowance
+        if unflushed and (full or unflushed + record.size > min(_FLUSH, cache.queue.limit // 2)):
+            flush()  # what goes for want of room is the end of the path, to which this one is to be added
+            unflushed = 0
         offsets = session.reserve([record.size])
         if not offsets:
             raise UnavailableError(f"there is no room in memory for it now; {nodes} blocks were imported")
@@ -182,12 +187,12 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
         new = NewNode(
             parent, record.tokens, at, offsets[0], record.size, record.grid, record.cost, record.kind, record.preview
         )
+        refused = cache.counters.refused_nodes
         session.commit(namespace, [new])
+        if cache.counters.refused_nodes > refused and not _is_there(cache, parent, record.tokens):
+            raise UnavailableError(f"what comes before a block is gone again; {nodes} blocks were imported")
         parent, at, nodes, total = key, at + count, nodes + 1, total + record.size
         unflushed += record.size
-        if unflushed >= _FLUSH:
-            flush()
-            unflushed = 0
     if _get(file, Header).nodes != header.nodes:
         raise TransferError("it has no end")
     flush()
@@ -208,6 +213,11 @@ def _check_namespace(cache: Cache, description: Mapping[str, Any]) -> Namespace:
     nearest = min((differences(description, other) for other in here), key=len)
     name = description.get(MODEL_NAME, "another model")
     raise TransferError(f"it is a prefix of {name} that no model here can use: {'; '.join(nearest)}")
+
+
+def _is_there(cache: Cache, parent: bytes, tokens: bytes) -> bool:
+    with cache.view() as (tables, _warm):
+        return any(table.get(parent + swap(tokens)) is not None for table in tables)
 
 
 def _get(file: BinaryIO, kind: type[Any]) -> Any:
