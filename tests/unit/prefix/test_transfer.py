@@ -138,6 +138,7 @@ def test_through_pipes_of_real_stores(
     worker, other = start_worker(one), start_worker(two)
     long = [n % 1000 for n in range(64 * 60)]
     key = worker.save(long, SIZE)[-1]  # 18 MB: more than the other's RAM
+    assert len(worker.restore(long)[1]) == 60  # what was committed has arrived
     reading, writing = os.pipe()
     one.channel.send(frames.Export(1, prefix=key.hex()[:16]), writing)
     two.channel.send(frames.Import(2), reading)
