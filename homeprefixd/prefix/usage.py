@@ -6,7 +6,7 @@ type, another llama.cpp), can help nobody: it goes first when room is needed, le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .blocks import MODEL_NAME
@@ -42,8 +42,8 @@ class Usage:
     def stale(self, namespaces: Mapping[bytes, Mapping[str, Any]]) -> list[bytes]:
         """Those that no model can use any more. `namespaces`: descriptions by key."""
         current: dict[object, list[dict[str, Any]]] = {}
-        for description in self._opened.values():
-            current.setdefault(description.get(MODEL_NAME), []).append(_kind(description))
+        for opened in self._opened.values():
+            current.setdefault(opened.get(MODEL_NAME), []).append(_kind(opened))
         found = []
         for key, description in list(namespaces.items()):
             if key in self._opened:
@@ -64,7 +64,7 @@ def _kind(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_stale(
-    table: WarmTable, stale: list[bytes], need: int, most: int, may_evict: Callable[[bytes], bool]
+    table: WarmTable, stale: Sequence[bytes], need: int, most: int, may_evict: Callable[[bytes], bool]
 ) -> tuple[dict[bytes, Placed], int]:
     """Nodes of `stale` namespaces to go, children before parents, until `need` bytes or `most` nodes; and their size.
 

@@ -90,11 +90,11 @@ def test_warm_match_and_pin(demo_model: Path, tmp_path: Path, capsys: pytest.Cap
 
         pinned = cli("pin", str(file), "--label", "house")
         assert [one["tokens"] for one in pinned["pins"]] == [total]
-        assert cli("ls")["prefixes"][0]["labels"] == ["house"]
+        assert [one["labels"] for one in cli("ls")["prefixes"] if one["pinned"] == total] == [["house"]]
         wait_until(lambda: is_written(server), "all is written")
 
-        # eviction pressure: more than twice what fits
-        for subject in ("garden", "cellar", "attic", "garage", "stable"):
+        # eviction pressure: more than what fits
+        for subject in ("garden", "cellar", "attic"):
             ask(server.url, request_of(subject), timeout=120)
             wait_until(lambda: is_written(server), "all is written")
         figures = server.get("/cache/stats")
@@ -140,10 +140,10 @@ def test_sighup(demo_model: Path, tmp_path: Path) -> None:
             return int(server.get("/cache/stats")["warm"]["limit"])
 
         assert limit() == 40 << 20
-        reload("[cache]\nwarm = '20MiB'\ndaily_writes = '1GB'\n[model]\nparallel = 3\n[log]\nlevel = 'debug'\n")
+        reload("[cache]\nwarm = '20MiB'\ndaily_writes = '1GB'\n[model]\nmax_queue = 7\n[log]\nlevel = 'debug'\n")
         wait_until(lambda: limit() == 20 << 20, "the budget is smaller")
         assert server.get("/cache/stats")["writes"]["daily_limit"] == 10**9
-        assert "model.parallel" in server.log.read_text()
+        assert "model.max_queue" in server.log.read_text()
         reload("[cache]\nworm = 5\n")
         wait_until(lambda: "the old one stays" in server.log.read_text(), "the file is refused")
         assert limit() == 20 << 20
