@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 
 import aiohttp
@@ -46,7 +47,7 @@ async def test_an_export_that_breaks_is_no_whole_reply(client: TestClient, admin
 
 
 async def test_import(client: TestClient, admin: MemoryAdmin) -> None:
-    reply = await client.post("/cache/import", data=LONG)  # more than `server.max_body`
+    reply = await client.post("/cache/import", data=io.BytesIO(LONG))  # more than `server.max_body`
     assert reply.status == 200
     assert await reply.json() == {"nodes": 3, "tokens": 100, "bytes": len(LONG), "known_nodes": 1}
     assert admin.imported == LONG

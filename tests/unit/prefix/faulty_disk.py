@@ -6,6 +6,7 @@ import contextlib
 import errno
 import random
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from homeprefixd.prefix.tree import Record
 class Faults:
     """What is wrong with a disk now."""
 
+    held: threading.Event | None = None  # each write waits for it
     latency: float = 0.0  # s before each read and each write
     bandwidth: float = 0.0  # bytes of state a second that are read; 0: as fast as it goes
     read_error: int = 0  # errno of each read
@@ -52,6 +54,8 @@ class FaultyDisk(Disk):
 
     def _write(self, change: Callable[[Any], object]) -> None:
         time.sleep(self.faults.latency)
+        if self.faults.held is not None:
+            self.faults.held.wait(60)
         if self.faults.write_error:
             raise disk_error(OSError(self.faults.write_error, "injected"), self._file)
         super()._write(change)
