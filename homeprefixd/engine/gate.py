@@ -14,10 +14,12 @@ from collections import defaultdict
 import numpy as np
 
 from ..frames import PlanNode
+from ..prefix.blocks import BLOCK_TOKENS
 
 _CALLS = 8  # prefill calls and
 _TOKENS = 256  # tokens that were computed before the rates count
-_FORGET = 0.98  # weight of what was measured until now when a call is measured anew
+_FORGET = 0.98  # weight of what was measured until now when a call of a whole block is measured anew
+_MARGIN = 1.25  # computing must be predicted to be so much faster, as predictions are what they are
 _TRY_AGAIN = 16  # every so often everything is restored though computing seems faster
 _RIDGE = 1e-6
 
@@ -51,8 +53,9 @@ class PrefillCost:
     def add(self, start: int, count: int, seconds: float) -> None:
         """A call that computed `count` tokens behind `start`."""
         row = _row(1, start, count)
-        self._squares = self._squares * _FORGET + np.outer(row, row)
-        self._products = self._products * _FORGET + row * seconds
+        keep = _FORGET ** min(1.0, count / BLOCK_TOKENS)  # the single tokens after restored prefixes say little
+        self._squares = self._squares * keep + np.outer(row, row)
+        self._products = self._products * keep + row * seconds
         self._calls += 1
         self._tokens += count
         self._batch = max(self._batch, count)
@@ -129,19 +132,22 @@ class Gate:
 
     def _best(self, plan: tuple[PlanNode, ...], total: int, warm_rate: float) -> int:
         """How many nodes to restore so that the prompt is done soonest; of equals the most."""
-        if not self.prefill.known:
+        _call, token, depth = self.prefill.parts
+        if not token and not depth:  # not known yet, or calls were too much alike to tell
             return len(plan)
         each = self.import_cost()
         loading = 0.0
-        best, least = 0, self.prefill.predict(0, total)
+        computing = self.prefill.predict(0, total)
+        best, at_best = 0, (loading, computing)
         for index, node in enumerate(plan):
             loading += each * node.count
             if node.tier == "warm" and warm_rate > 0:
                 loading += node.size / warm_rate
-            seconds = loading + self.prefill.predict(node.start + node.use, total)
-            if seconds <= least:
-                best, least = index + 1, seconds
-        return best
+            computing = self.prefill.predict(node.start + node.use, total)
+            if loading + computing <= sum(at_best):
+                best, at_best = index + 1, (loading, computing)
+        rest_computed, rest_loaded = at_best[1] - computing, loading - at_best[0]
+        return best if rest_computed * _MARGIN < rest_loaded else len(plan)
 
     def rates(self) -> dict[str, float]:
         """For predictions elsewhere, in seconds: `call`, `token`, `depth` (of a token and one before it), `restore` (of

@@ -95,9 +95,25 @@ class TestGate:
         assert len(gate(1e-4, depth=1e-6).choose(plan(30), 2000, 100e6)) == 30
 
     def test_a_node_of_which_little_is_used_is_left_alone(self) -> None:
-        """A whole block must come for two tokens of it."""
-        assert len(gate(1e-3).choose(plan(5, last=2), 1000, 50e6)) == 4
-        assert len(gate(1e-3).choose(plan(5, last=64), 1000, 50e6)) == 5
+        """A whole block, 20 ms away, must come for two tokens of it: 2 ms."""
+        assert len(gate(1e-3).choose(plan(5, last=2), 263, 50e6)) == 4
+        assert len(gate(1e-3).choose(plan(5, last=64), 325, 50e6)) == 5
+
+    def test_what_is_hardly_faster_changes_nothing(self) -> None:
+        """64 tokens in 6.4 ms, a block in 7 ms."""
+        assert len(gate(1e-4).choose(plan(30), 2000, SIZE / 7e-3)) == 30
+
+    def test_calls_that_are_all_alike_say_nothing_wrong(self) -> None:
+        """Of single tokens behind restored prefixes, with noise: what a token costs cannot be told from a call."""
+        numbers = random.Random(1)
+        counters: defaultdict[str, float] = defaultdict(float)
+        counters["restore_tokens"], counters["restore_seconds"] = 10_000.0, 0.1
+        found = Gate(counters)
+        for start in range(0, 2048, 256):
+            found.computed(start, 256, 1.2)
+        for _request in range(500):
+            found.computed(2000 + numbers.randrange(100), 1, 0.04 * numbers.uniform(0.5, 2.0))
+            assert len(found.choose(plan(30), 1921, 200e6)) == 30
 
     def test_now_and_then_it_tries_again(self) -> None:
         fast = gate(1e-4)
