@@ -49,6 +49,7 @@ _SIZES = frozenset(
         "cache.daily_writes",
         "cache.min_free",
         "cache.preload",
+        "cache.scrub_rate",
     }
 )
 _AUTOMATIC = frozenset(

@@ -28,6 +28,7 @@ from .models.catalog import Catalog
 from .models.pool import Pool, load_frame, worker_command
 from .models.store_link import StoreLink, StoreSettings
 from .models.worker_link import Limits
+from .reload import CurrentSettings, Reloader, has_terminal
 from .systemd import Systemd
 
 if TYPE_CHECKING:
@@ -76,14 +77,21 @@ StateCallback = Callable[[DaemonState], None]
 CreateApp = Callable[["Backend", "CacheAdmin", ServerConfig], "web.Application"]
 
 
-def run(config: Config, *, on_state: StateCallback | None = None, log: TextIO | None = None) -> int:
+def run(
+    config: Config,
+    *,
+    on_state: StateCallback | None = None,
+    log: TextIO | None = None,
+    load: Callable[[], Config] | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises HomeprefixdError (its `exit_code`) if it cannot start.
 
-    `log`: where log lines go; stderr if it is not given.
+    `log`: where log lines go; stderr if it is not given. `load`: reads the configuration again at SIGHUP; without it
+    SIGHUP is as SIGTERM.
     """
     configure_logging(config.log.level, os.environ, log or sys.stderr)
     raise_descriptor_limit()
-    return asyncio.run(Daemon(config, os.environ, on_state=on_state).serve())
+    return asyncio.run(Daemon(config, os.environ, on_state=on_state, load=load).serve())
 
 
 def configure_logging(level: str, environ: MutableMapping[str, str], stream: TextIO) -> None:
@@ -165,6 +173,7 @@ def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: i
         write_queue=cache.write_queue or hot // 2,
         daily_writes=cache.daily_writes,
         preload=cache.preload,
+        scrub_rate=cache.scrub_rate,
         min_free=cache.min_free or min(GIB, machine.total_disk(directory) // 50),
         log_level=log_level,
     )
@@ -199,8 +208,16 @@ class Daemon:
         store_command: Callable[[int], list[str]] | None = None,
         worker_command: Callable[[int], list[str]] | None = None,
         limits: Limits | None = None,
+        load: Callable[[], Config] | None = None,
     ) -> None:
-        """`environ`: systemd's variables are taken out of it. Commands not given are those of the real processes."""
+        """`environ`: systemd's variables are taken out of it. Commands not given are those of the real processes.
+
+        `load`: reads the configuration again.
+        """
+        self._load = load
+        self._had_terminal = has_terminal()
+        self._reloader: Reloader | None = None
+        self._reloading: asyncio.Task[None] | None = None
         self._config = config
         self._environ = environ
         self._on_state = on_state or (lambda state: None)
@@ -264,7 +281,10 @@ class Daemon:
             settings = store_settings(config.cache, directory, config.log.level, spare)
         except OSError as error:
             raise StoreError(f"{directory}: the cache cannot be kept here: {error.strerror or error}") from error
-        self._store = store = StoreLink(self._store_command or settings.command, self._environ)
+        current = CurrentSettings(settings)
+        self._store = store = StoreLink(
+            self._store_command or current.command, self._environ, models=[spec.alias for spec in catalog.specs]
+        )
         self._pool = pool = Pool(
             catalog,
             lambda spec: load_frame(
@@ -276,6 +296,15 @@ class Daemon:
             limits=self._limits,
             changed=self._show,
         )
+        if self._load is not None:
+            self._reloader = Reloader(
+                config,
+                self._load,
+                lambda new: store_settings(new.cache, directory, new.log.level, spare),
+                current,
+                store,
+                pool,
+            )
         await store.launch()
         app = self._create_app(pool, store, config.server)  # imports much, while the store starts
         if not await store.answers(STORE_PATIENCE):
@@ -398,6 +427,8 @@ class Daemon:
             self._stop.set()
 
     def _on_signal(self, number: int) -> None:
+        if number == signal.SIGHUP and not self._stop.is_set() and self._reload():
+            return
         if not self._stop.is_set():
             logger.info("%s: stopping", signal.Signals(number).name)
             self._stop.set()
@@ -410,9 +441,22 @@ class Daemon:
         self._remove_file()
         os._exit(128 + number)
 
+    def _reload(self) -> bool:
+        """Read the configuration again, at SIGHUP; False where that means that our terminal was closed."""
+        if self._load is None or (self._had_terminal and not has_terminal()):
+            return False
+        if self._reloader is None or (self._reloading is not None and not self._reloading.done()):
+            logger.warning("SIGHUP: not now, the daemon is starting or reads its configuration already")
+        else:
+            self._reloading = asyncio.create_task(self._reloader.reload(), name="reload")
+        return True
+
     async def _end(self) -> None:
         """Stop what was started, in order, whatever was reached."""
         self._draining = True
+        if self._reloading is not None:
+            self._reloading.cancel()
+            await asyncio.gather(self._reloading, return_exceptions=True)
         self._systemd.notify(STOPPING="1")
         self._say(DaemonState("stopping", "stopping", 0.0, self._url))
         pool, runner, store = self._pool, self._runner, self._store

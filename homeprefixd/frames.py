@@ -155,9 +155,23 @@ class DescribeTemplate(Frame):
     rid: str
 
 
-Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate
+class TokenizeRequest(Frame):
+    """Answered by `Converted` with `tokens`: the prompt that the worker would compute for this request."""
 
-ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | Tokenize | Detokenize | ApplyTemplate | DescribeTemplate
+    rid: str
+    request: Generate
+
+
+Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate | TokenizeRequest
+
+
+class SetLogLevel(Frame):
+    """debug, info, warning or error, from now on."""
+
+    level: str
+
+
+ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | SetLogLevel | Conversion
 
 
 # ---------------------------------------------------------------------------------------------- worker -> daemon
@@ -190,6 +204,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     cache_mode: Literal["blocks", "blocks with edges", "off"]
     cache_reason: str  # why it is off; "" otherwise
     namespace: dict[str, Any]  # the description; {} while the file's hash is not known
+    exact: bool = False  # only whole blocks of the grid are reused
+    least: int = 0  # tokens of a match that is worth anything
 
 
 class Ready(Frame):
@@ -299,6 +315,7 @@ class Heartbeat(Frame):
     cells: int
     counters: dict[str, float]  # sums since start: tokens and seconds of prefill, decode, restore, save; errors
     cells_shared: int = 0  # cells that a sequence did not need because it uses another's
+    rates: dict[str, float] = {}  # as measured, see `engine/gate.py`; {} while too little is known
 
 
 class Converted(Frame):
@@ -345,6 +362,7 @@ class Match(Frame):
     limit: int  # match at most so many tokens
     exact: bool  # only `grid` nodes, only whole ones
     load: bool
+    request: str = ""  # id of the request that asks, so that its prompt can be named by it later
 
 
 class Release(Frame):
@@ -445,7 +463,63 @@ class Resize(Frame):
     """Another budget of disk from now on, in bytes; the store shrinks to it in steps. From the daemon."""
 
     ticket: int
-    warm: int
+    warm: int  # 0: as it is
+    hot: int = 0  # bytes of RAM, at most what the arena was made for; 0: as it is
+    daily_writes: int = -1  # bytes; 0: no bound; < 0: as it is
+    scrub_rate: float = -1.0  # bytes a second; 0: none; < 0: as it is
+    log_level: str = ""  # "": as it is
+
+
+class Pin(Frame):
+    """Keep a prefix on disk. Named by one of: `tokens` of a `namespace`, `prefix`, `request`, or none to list pins."""
+
+    ticket: int
+    namespace: bytes = b""
+    tokens: bytes = b""  # u32 LE
+    prefix: str = ""  # id from ListPrefixes, or a beginning of it that is unique
+    request: str = ""  # id of a request that was looked up since the store's start
+    label: str = ""
+    ttl: float = 0.0  # seconds; 0: until it is unpinned
+
+
+class Unpin(Frame):
+    """Keep it no longer. Named as in Pin, or by `label`, or `all`."""
+
+    ticket: int
+    namespace: bytes = b""
+    tokens: bytes = b""
+    prefix: str = ""
+    request: str = ""
+    label: str = ""
+    all: bool = False
+
+
+class Export(Frame):
+    """Write a prefix into a pipe, whose end travels with this frame as one descriptor. Named as in Pin."""
+
+    ticket: int
+    namespace: bytes = b""
+    tokens: bytes = b""
+    prefix: str = ""
+    request: str = ""
+
+
+class Import(Frame):
+    """Read a prefix from a pipe, whose end travels with this frame as one descriptor."""
+
+    ticket: int
+
+
+class Compact(Frame):
+    """Give the disk back what the file does not need. From the daemon."""
+
+    ticket: int
+
+
+class UseModels(Frame):
+    """From the daemon: the models that it is configured for, by alias. What is stored of others goes first."""
+
+    models: list[str]
 
 
 ToStore = (
@@ -465,6 +539,12 @@ ToStore = (
     | Stop
     | Verify
     | Resize
+    | Pin
+    | Unpin
+    | Export
+    | Import
+    | Compact
+    | UseModels
 )
 
 
@@ -507,6 +587,7 @@ class Plan(Frame):
     ticket: int
     nodes: list[PlanNode]
     known: int = 0
+    warm_rate: float = 0.0  # bytes of state a second that one reader brings from disk, as measured; 0: not known
 
 
 class BlockReady(Frame):
@@ -556,6 +637,8 @@ class PrefixInfo(msgspec.Struct, frozen=True):
     last_use: float
     hits: int
     preview: str
+    pinned: int = 0  # tokens of it, from the start, that are pinned
+    labels: list[str] = []  # of these pins
 
 
 class Prefixes(Frame):
@@ -595,6 +678,50 @@ class Resized(Frame):
 
     ticket: int
     warm: int
+    hot: int = 0  # likewise
+
+
+class PinInfo(msgspec.Struct, frozen=True):
+    """A pinned prefix."""
+
+    id: str  # as a PrefixInfo's, of the node that holds its end; "" while nothing of it is stored
+    model: str
+    label: str
+    tokens: int  # from the start of the prompt
+    created: float  # Unix time, s
+    expires: float  # Unix time, s; 0: never
+    preview: str
+    tiers: list[str]  # where its end is
+
+
+class Pinned(Frame):
+    """Answer to Pin and Unpin: the pins that were made or removed, or all."""
+
+    ticket: int
+    pins: list[PinInfo]
+    error: str = ""
+    kind: str = ""  # of the error: a class of `errors.py`
+
+
+class Compacted(Frame):
+    """Bytes of the file on disk."""
+
+    ticket: int
+    before: int
+    after: int
+    error: str = ""
+
+
+class Transferred(Frame):
+    """Answer to Export and Import: `bytes` of state; `known` nodes were there already."""
+
+    ticket: int
+    nodes: int
+    tokens: int
+    bytes: int
+    known: int = 0
+    error: str = ""
+    kind: str = ""  # of the error: a class of `errors.py`
 
 
 FromStore = (
@@ -611,4 +738,7 @@ FromStore = (
     | Flushed
     | Verified
     | Resized
+    | Pinned
+    | Transferred
+    | Compacted
 )

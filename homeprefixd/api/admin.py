@@ -1,4 +1,4 @@
-"""Administration of the cache: `/cache/stats`, `/cache/prefixes`, `/cache/purge`, `/cache/verify`."""
+"""Administration of the cache: `/cache/stats`, `/cache/prefixes`, `/cache/purge`, `/cache/verify`, `/cache/compact`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from aiohttp import web
 from ..errors import NotFoundError, RequestError
 from ..frames import Purge
 from . import fields
+from .durations import seconds
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import ADMIN, BACKEND
@@ -17,8 +18,6 @@ from .keys import ADMIN, BACKEND
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])", re.ASCII)
 _PREFIX = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
 DEFAULT_RATE = 100e6
 """Bytes a second that a verification reads, where the request does not say."""
@@ -43,19 +42,6 @@ class VerifyBody(msgspec.Struct):
     rate: Number = None
 
 
-def seconds(value: Number | str) -> float | None:
-    """`older_than` in seconds: a number, or "90m", "30d". Raises RequestError."""
-    if isinstance(value, str):
-        match = _AGE.fullmatch(value.strip())
-        if match is None:
-            raise RequestError(
-                "`older_than` must be a number of seconds, or a number with s, m, h, d or w, as in '30d'.",
-                param="older_than",
-            )
-        value = float(match[1]) * _UNITS[match[2]]
-    return fields.number("older_than", value, 0, _MAX_AGE, open_low=True)
-
-
 def purge_request(body: PurgeBody) -> Purge:
     """Checked. Raises RequestError."""
     if body.all is False:
@@ -75,7 +61,7 @@ def purge_request(body: PurgeBody) -> Purge:
         ticket=0,
         all=bool(body.all),
         prefix=body.prefix or "",
-        older_than=seconds(body.older_than) or 0.0,
+        older_than=seconds("older_than", body.older_than, _MAX_AGE) or 0.0,
         model=body.model or "",
     )
 
@@ -112,10 +98,18 @@ async def verify(request: web.Request) -> web.Response:
     return json_response({name: getattr(done, name) for name in names})
 
 
+async def compact(request: web.Request) -> web.Response:
+    """`POST /cache/compact`: give the disk back what the store's file does not need; the reply comes at the end."""
+    await read_body(request)
+    done = await request.app[ADMIN].compact()
+    return json_response({"before": done.before, "after": done.after})
+
+
 def routes() -> list[web.RouteDef]:
     return [
         web.get("/cache/stats", stats),
         web.get("/cache/prefixes", prefixes),
         web.post("/cache/purge", purge),
         web.post("/cache/verify", verify),
+        web.post("/cache/compact", compact),
     ]

@@ -15,6 +15,8 @@ from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
 from . import openai as openai_routes
+from . import transfer as transfer_routes
+from . import warming as warming_routes
 from .connection import connection_middleware
 from .errors import error_middleware
 from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, Identity
@@ -52,6 +54,14 @@ def create_app(
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
-    rooms = (model_routes, openai_routes, llamacpp_routes, admin_routes, metrics_routes)
+    rooms = (
+        model_routes,
+        openai_routes,
+        llamacpp_routes,
+        admin_routes,
+        warming_routes,
+        transfer_routes,
+        metrics_routes,
+    )
     app.add_routes([route for room in rooms for route in room.routes()])
     return app

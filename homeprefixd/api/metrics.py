@@ -67,6 +67,7 @@ WORKER: tuple[Figure, ...] = (
     Figure("decode_seconds_total", "counters.decode_seconds", "Time spent generating tokens."),
     Figure("restored_tokens_total", "counters.restore_tokens", "Tokens whose KV state was restored from the cache."),
     Figure("restore_seconds_total", "counters.restore_seconds", "Time spent restoring KV state."),
+    Figure("gate_computed_tokens_total", "counters.gate_computed", "Tokens computed though stored: that was faster."),
     Figure("saved_tokens_total", "counters.save_tokens", "Tokens whose KV state was handed to the cache."),
     Figure("save_seconds_total", "counters.save_seconds", "Time spent handing KV state to the cache."),
     Figure("shared_tokens_total", "counters.shared_tokens", "Tokens whose cells another sequence had computed."),
@@ -92,6 +93,9 @@ STORE: tuple[Figure, ...] = (
     *_tiers("cache_bytes", "Bytes in use.", "hot.bytes", "warm.bytes"),
     *_tiers("cache_limit_bytes", "Bytes that may be used.", "hot.limit", "warm.limit"),
     *_tiers("cache_entries", "Blocks held.", "hot.nodes", "warm.nodes"),
+    Figure("cache_hot_allowance_bytes", "hot.allowance", "RAM that may be used now: less while memory is short."),
+    Figure("cache_pins", "pins.count", "Prefixes that are pinned."),
+    Figure("cache_read_bytes_per_second", "read_rate", "KV state that one reader brings from disk, as measured."),
     Figure("cache_leased_entries", "hot.leased", "Blocks in RAM that are in use by a worker now."),
     *_by(
         "form",

@@ -83,3 +83,32 @@ def attention(as_json: bool, **given: str | None) -> None:
             for timing in timings
         ],
     )
+
+
+@bench.command()
+@setting_flags("--model", "--threads")
+@json_flag
+def codec(as_json: bool, **given: str | None) -> None:
+    """What the store's compression gains and costs, for K and V, f16 and q8_0."""
+    from ..bench.codec_table import measure
+
+    output = Output(as_json)
+    rows = measure(model_path(given), thread_count(given))
+    if as_json:
+        output.document([asdict(row) for row in rows])
+        return
+    columns = [Column("state"), Column("level", right=True), Column("ratio", right=True)]
+    columns += [Column("write MB/s", right=True), Column("read MB/s", right=True)]
+    output.table(
+        columns,
+        [
+            [
+                f"{row.kv_type} {row.part}",
+                str(row.level) if row.level else "raw",
+                f"{row.ratio:.2f}",
+                f"{row.write / 1e6:,.0f}",
+                f"{row.read / 1e6:,.0f}",
+            ]
+            for row in rows
+        ],
+    )

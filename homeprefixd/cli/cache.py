@@ -63,6 +63,10 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         disk = size_text(warm["bytes"])  # the limit is the daemon's, and it is not running
     state = "" if warm["state"] == "ok" else f" ({warm['state']}: {warm.get('reason') or 'no reason is known'})"
     rows.append(("warm, on disk", _tier(warm, disk) + state))
+    if figures.get("pins", {}).get("count"):
+        given_up = figures["pins"]["given_up"]
+        lost = f" ({counted(given_up, 'block')} evicted: the budget is too small)" if given_up else ""
+        rows.append(("pinned", counted(figures["pins"]["count"], "pin") + lost))
     if figures["queue"]["nodes"]:
         waiting = f"{counted(figures['queue']['nodes'], 'block')}, {size_text(figures['queue']['bytes'])}"
         rows.append(("waiting to be written", waiting))
@@ -107,6 +111,7 @@ def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | No
     if not prefixes:
         output.line(f"no prefixes in {cache.where}" + (f" of model {model}" if model else ""))
         return
+    pins = any(prefix.get("pinned") for prefix in prefixes)
     columns = [
         Column("id"),
         Column("model", optional=2),
@@ -116,9 +121,10 @@ def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | No
         Column("tiers", optional=3),
         Column("last use", right=True),
         Column("hits", right=True, optional=1),
+        *([Column("pinned", optional=1)] if pins else []),
         Column("preview", flexible=True),
     ]
-    output.table(columns, [_prefix_row(prefix) for prefix in prefixes])
+    output.table(columns, [_prefix_row(prefix, pins) for prefix in prefixes])
 
 
 def _check_model(figures: Mapping[str, Any], model: str) -> None:
@@ -133,7 +139,7 @@ def _check_model(figures: Mapping[str, Any], model: str) -> None:
         raise NotFoundError(f"nothing is stored of a model {model!r}; known: {known}", param="model")
 
 
-def _prefix_row(prefix: Mapping[str, Any]) -> list[str]:
+def _prefix_row(prefix: Mapping[str, Any], pins: bool) -> list[str]:
     return [
         prefix["id"],
         prefix["model"],
@@ -143,8 +149,16 @@ def _prefix_row(prefix: Mapping[str, Any]) -> list[str]:
         "+".join(prefix["tiers"]),
         age_text(prefix["last_use"]),
         count_text(prefix["hits"]),
+        *([_pinned(prefix)] if pins else []),
         prefix["preview"],
     ]
+
+
+def _pinned(prefix: Mapping[str, Any]) -> str:
+    """How many tokens of it are, and what the pins are called."""
+    if not prefix.get("pinned"):
+        return ""
+    return ", ".join((count_text(prefix["pinned"]), *prefix.get("labels", [])))
 
 
 @click.command()
@@ -188,7 +202,7 @@ def _filter(
     if everything:
         filters.append(({"all": True}, "everything"))
     if prefix is not None:
-        filters.append(({"prefix": _identifier(prefix)}, f"prefix {prefix}"))
+        filters.append(({"prefix": identifier(prefix)}, f"prefix {prefix}"))
     if older_than is not None:
         filters.append(({"older_than": age_seconds(older_than)}, f"what was not used for {older_than}"))
     if model is not None:
@@ -206,16 +220,17 @@ def _text(flag: str, value: str) -> str:
     return value.strip()
 
 
-def _identifier(text: str) -> str:
+def identifier(text: str) -> str:
+    """An id of a prefix as typed. Raises click.UsageError."""
     found = re.fullmatch(r"[0-9a-f]{1,64}", text.strip().lower())
     if not found:
         raise click.UsageError(f"--prefix cannot be {text!r}; allowed: an id from `homeprefixd ls`, hexadecimal digits")
     return found[0]
 
 
-def age_seconds(text: str) -> float:
+def age_seconds(text: str, flag: str = "--older-than") -> float:
     """Seconds of `30d`, `12h`, `90min`, `45s`; a number alone could mean anything. Raises click.UsageError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not found or found[2] not in _UNITS or not float(found[1]):
-        raise click.UsageError(f"--older-than cannot be {text!r}; allowed: an age such as 30d, 12h, 90min or 45s")
+        raise click.UsageError(f"{flag} cannot be {text!r}; allowed: a time such as 30d, 12h, 90min or 45s")
     return float(found[1]) * _UNITS[found[2]]

@@ -21,7 +21,9 @@ from .config import config
 from .demo import demo
 from .serve import serve
 from .simulate import simulate
+from .transfer import export, import_
 from .verify import compact, verify
+from .warming import match, pin, unpin, warm
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -64,7 +66,24 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (serve, demo, stats, ls, purge, verify, compact, config, bench, simulate):
+for _command in (
+    serve,
+    demo,
+    stats,
+    ls,
+    warm,
+    match,
+    pin,
+    unpin,
+    export,
+    import_,
+    purge,
+    verify,
+    compact,
+    config,
+    bench,
+    simulate,
+):
     cli.add_command(_command)
 
 

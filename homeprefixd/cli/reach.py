@@ -139,10 +139,15 @@ def call(url: str, path: str, body: Mapping[str, Any] | None = None, timeout: fl
             return json.load(reply)
     except urllib.error.HTTPError as error:
         with error:
-            raise _from_status(error.code, _message(error.read()) or f"{url}{path}: HTTP {error.code}") from error
+            raise failure(error, url + path) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UnavailableError(f"no homeprefixd answers at {url}: {reason}", answered=False) from error
+
+
+def failure(error: urllib.error.HTTPError, where: str) -> HomeprefixdError:
+    """What a reply says that is an error."""
+    return _from_status(error.code, _message(error.read()) or f"{where}: HTTP {error.code}")
 
 
 def _message(body: bytes) -> str:

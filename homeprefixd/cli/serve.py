@@ -25,6 +25,7 @@ PROGRESS_STEP = 0.25
 def serve(as_json: bool, **given: str | None) -> int:
     """Serve a model until Ctrl-C or SIGTERM.
 
+    SIGHUP (`systemctl reload`) has the settings read again; what cannot change while it runs is named in the log.
     Settings come from a file, HOMEPREFIXD_* variables and these flags, the last one winning; see `homeprefixd config
     show --origin`. Sizes are written as 20GiB, 500MB or 10% (of memory, of the disk). With --json, each change of state
     is a line of JSON on stdout.
@@ -36,7 +37,7 @@ def serve(as_json: bool, **given: str | None) -> int:
     log = patient(sys.stderr)
     try:
         reporter = JsonReporter(sys.stdout) if as_json else Reporter(log)
-        return daemon.run(loaded.config, on_state=reporter, log=log)
+        return daemon.run(loaded.config, on_state=reporter, log=log, load=lambda: load_settings(given).config)
     finally:
         if isinstance(log, PatientStream):
             log.drain()

@@ -17,7 +17,7 @@ from ..errors import NotFoundError, StoreError, UnavailableError
 from .cache import cache_flags
 from .output import Output, count_text, seconds_text, size_text
 from .reach import STORE_FILE, call, running_daemon
-from .settings import json_flag, load_settings, setting_flags
+from .settings import load_settings
 
 _PATIENCE = 7 * 86_400.0  # s
 
@@ -92,14 +92,30 @@ def _verify(url: str | None, given: Mapping[str, str | None], repair: bool, rate
 
 
 @click.command()
-@setting_flags("--cache-dir")
-@json_flag
-def compact(as_json: bool, **given: str | None) -> None:
+@cache_flags
+def compact(url: str | None, as_json: bool, **given: str | None) -> None:
     """Give the disk back what the store's file does not need.
 
-    While no daemon uses the cache. What was deleted is used again anyway; this is for a budget that was made smaller.
+    With the daemon running or stopped; requests do not wait for it. What was deleted is used again anyway; this is for
+    a budget that was made smaller.
     """
-    directory = _directory(given)
+    output = Output(as_json)
+    directory = _directory(given) if url is None else None
+    url = running_daemon(directory) if directory is not None else url
+    sizes = dict(call(url, "/cache/compact", {}, timeout=_PATIENCE)) if url is not None else _compact_closed(directory)
+    if as_json:
+        output.document(sizes)
+    else:
+        freed = max(0, sizes["before"] - sizes["after"])
+        output.line(
+            f"{size_text(sizes['before'])} before, {size_text(sizes['after'])} now: {size_text(freed)} given back"
+        )
+
+
+def _compact_closed(directory: Path | None) -> dict[str, Any]:
+    """By a process of its own. Raises StoreError."""
+    if directory is None:
+        raise UnavailableError("no cache is named")
     _need_store(directory)
     command = [sys.executable, "-P", "-m", "homeprefixd.prefix.compactor", str(directory)]
     home = str(Path(__file__).resolve().parents[2])
@@ -108,12 +124,5 @@ def compact(as_json: bool, **given: str | None) -> None:
     if done.returncode:
         words = done.stderr.strip().splitlines()
         raise StoreError(words[-1] if words else f"{directory}: its file cannot be read (signal {-done.returncode})")
-    sizes = json.loads(done.stdout)
-    output = Output(as_json)
-    if as_json:
-        output.document(sizes)
-    else:
-        freed = max(0, sizes["before"] - sizes["after"])
-        output.line(
-            f"{size_text(sizes['before'])} before, {size_text(sizes['after'])} now: {size_text(freed)} given back"
-        )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

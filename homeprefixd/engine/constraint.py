@@ -18,8 +18,8 @@ from llguidance import LLMatcher, LLTokenizer
 from ..chat.forcing import text as literal
 from ..errors import RequestError
 from .bindings import Context, Model
-from .limits import parser_limits
 from .compiling import Probe
+from .limits import parser_limits
 from .sampling import Sampler
 
 MAX_GRAMMAR = 1 << 19

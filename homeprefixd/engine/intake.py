@@ -22,6 +22,7 @@ from ..frames import (
     Frame,
     Generate,
     Tokenize,
+    TokenizeRequest,
 )
 from .bindings import Model
 from .failures import failure_of
@@ -143,6 +144,8 @@ class Intake:
                 self._model.check_tokens(conversion.tokens)
                 data = b"".join(self._model.piece(token, special=True) for token in conversion.tokens)
                 return Converted(rid, text=data.decode(errors="replace"))
+            case TokenizeRequest():
+                return Converted(rid, tokens=self._prompt(conversion.request)[1])
             case ApplyTemplate():
                 return Converted(
                     rid, self._prompts.render(conversion.messages, conversion.tools, conversion.template_kwargs)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..frames import PlanNode
 from ..prefix.blocks import BLOCK_TOKENS
+from .gate import Gate
 from .joining import Joiner, JoinError
 from .namespaces import Namespaces
 from .sequence import Sequence
@@ -49,6 +50,7 @@ class Restorer:
     ) -> None:
         self._store, self._slicer, self._namespaces = store, slicer, namespaces
         self.exact, self._counters = exact, counters
+        self.gate = Gate(counters)
         block_bytes = slicer.size.of(BLOCK_TOKENS)
         worth = slicer.joiner is not None and 2 * block_bytes <= _JOINED_BYTES
         self._joining = _Joining(slicer.joiner, block_bytes) if slicer.joiner is not None and worth else None
@@ -71,7 +73,7 @@ class Restorer:
         if namespace is not None and self._store.connected:
             sequence.lookup_since = time.perf_counter()
             sequence.lookup = self._store.lookup(
-                namespace, sequence.le(), len(sequence.tokens) - 1, self.exact, on_update
+                namespace, sequence.le(), len(sequence.tokens) - 1, self.exact, on_update, request=sequence.request.rid
             )
 
     def planned(self, sequence: Sequence) -> bool:
@@ -86,7 +88,9 @@ class Restorer:
                 self.end(sequence)
             if plan and plan[-1].start + plan[-1].use < LEAST:
                 plan = ()
-            sequence.plan = plan or ()
+            rate = sequence.lookup.warm_rate if sequence.lookup is not None else 0.0
+            whole = plan or ()  # a part of it is of no use where cells cannot be shared
+            sequence.plan = self.gate.choose(whole, len(sequence.tokens), rate) if self.shares_cells else whole
         return True
 
     def end(self, sequence: Sequence) -> None:

@@ -134,6 +134,7 @@ class Engine:
             cells=self._places.cells,
             counters=dict(self.counters),
             cells_shared=max(0, sum(lengths.values()) - used),
+            rates=self._restorer.gate.rates() if self._restorer is not None else {},
         )
 
     # ---- the loop
@@ -426,6 +427,8 @@ class Engine:
         sequence.unsaved_cost += seconds
         self.counters["prefill_tokens"] += count
         self.counters["prefill_seconds"] += seconds
+        if self._restorer is not None:
+            self._restorer.gate.computed(start, count, seconds)
         self._shares.count(sequence.request.client, prefilled=count, now=time.perf_counter())
 
     def _begin_decode(self, sequence: Sequence, place: Place) -> None:

@@ -41,6 +41,11 @@ class Lookup(Protocol):
         """Leading tokens that are known, whether they can be resumed or not; 0 while there is no plan."""
         ...
 
+    @property
+    def warm_rate(self) -> float:
+        """Bytes a second that come from disk, once the plan is there; 0: not known."""
+        ...
+
     def wait_plan(self, timeout: float) -> tuple[PlanNode, ...] | None:
         """The plan, () if nothing is known; None if it is not there after `timeout` seconds."""
         ...
@@ -63,9 +68,19 @@ class Store(Protocol):
     def open_namespace(self, description: dict[str, Any], timeout: float) -> OpenedNamespace | None: ...
 
     def lookup(
-        self, namespace: bytes, tokens_le: bytes, limit: int, exact: bool, on_update: Callable[[], None] | None = None
+        self,
+        namespace: bytes,
+        tokens_le: bytes,
+        limit: int,
+        exact: bool,
+        on_update: Callable[[], None] | None = None,
+        *,
+        request: str = "",
     ) -> Lookup:
-        """Begin a match; returns at once. `on_update` is called, from another thread, when plan or blocks come."""
+        """Begin a match; returns at once. `on_update` is called, from another thread, when plan or blocks come.
+
+        `request`: id by which the prompt can be named later.
+        """
         ...
 
     def reserve(self, sizes: Sequence[int], timeout: float = 0.25) -> Sequence[Slot]:

@@ -38,8 +38,10 @@ from ..frames import (
     ModelInfo,
     NamespaceKnown,
     Ready,
+    SetLogLevel,
     Stop,
     Tokenize,
+    TokenizeRequest,
     ToWorker,
     UseStore,
 )
@@ -137,8 +139,10 @@ class Worker:
         match frame:
             case Generate():
                 self.intake.put(frame)
-            case Tokenize() | Detokenize() | ApplyTemplate() | DescribeTemplate():
+            case Tokenize() | Detokenize() | ApplyTemplate() | DescribeTemplate() | TokenizeRequest():
                 self.intake.convert(frame)
+            case SetLogLevel():
+                logging.getLogger().setLevel(frame.level.upper())
             case Cancel():
                 self.intake.cancel(frame.rid)
             case Stop():
@@ -187,6 +191,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     from .saving import Saver
     from .scheduler import Engine, EngineSettings
     from .shaping import Shaper
+    from .sharing import LEAST
     from .slices import Slicer
 
     if not 1 <= load.parallel <= _MAX_PARALLEL:
@@ -288,6 +293,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         cache_mode="off" if slicer is None else "blocks" if edged is None else "blocks with edges",
         cache_reason=reason,
         namespace={},
+        exact=load.reuse == "exact",
+        least=LEAST,
     )
     return Worker(engine, intake, namespaces, store, info, emit)
 

@@ -5,21 +5,28 @@ The daemon passes in the real ones (`pool.py`, `store_link.py`); API tests pass 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..frames import (
     Accepted,
+    Compacted,
     Conversion,
     Converted,
     Delta,
+    Export,
     Finished,
     Generate,
     ModelInfo,
+    Pin,
+    Pinned,
+    Plan,
     Prefixes,
     Progress,
     Purge,
     Purged,
+    Transferred,
+    Unpin,
     Verified,
 )
 
@@ -83,4 +90,33 @@ class CacheAdmin(Protocol):
 
     async def verify(self, repair: bool, rate: float) -> Verified:
         """Read and check all that is stored, at most `rate` bytes a second (0: no bound), one at a time."""
+        ...
+
+    async def match(self, description: Mapping[str, Any], tokens: Sequence[int], limit: int, exact: bool) -> Plan:
+        """How far is a prompt known in the namespace of this description? A dry run: nothing is loaded or touched."""
+        ...
+
+    async def pin(self, request: Pin, description: Mapping[str, Any] | None, tokens: Sequence[int]) -> Pinned:
+        """Keep a prefix on disk; without a name, list what is pinned. `request.ticket` is ignored.
+
+        `tokens`: the prompt, in the namespace of `description`, where it is named so. Raises NotFoundError.
+        """
+        ...
+
+    async def unpin(self, request: Unpin, description: Mapping[str, Any] | None, tokens: Sequence[int]) -> Pinned:
+        """Keep it no longer; named as in `pin`. Raises NotFoundError."""
+        ...
+
+    async def export(
+        self, request: Export, description: Mapping[str, Any] | None, tokens: Sequence[int], descriptor: int
+    ) -> Transferred:
+        """Write a prefix, named as in `pin`, into a pipe whose end is `descriptor`; it is closed here."""
+        ...
+
+    async def compact(self) -> Compacted:
+        """Give the disk back what the store's file does not need."""
+        ...
+
+    async def import_(self, descriptor: int) -> Transferred:
+        """Read a prefix from a pipe whose end is `descriptor`; it is closed here."""
         ...

@@ -137,6 +137,11 @@ class Pool:
         for link in self._links.values():
             link.kill()
 
+    def set_log_level(self, level: str) -> None:
+        """Of all workers: debug, info, warning or error."""
+        for link in self._links.values():
+            link.set_log_level(level)
+
     def fresh(self, within: float) -> bool:
         """Has every loaded worker been heard in the last `within` seconds?"""
         return all(link.fresh(within) for link in self._links.values())

@@ -6,31 +6,51 @@ frames, nothing of what the store does with them.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from ..channel import AsyncChannel, ChannelClosedError
-from ..errors import NotFoundError, StoreError, UnavailableError
+from ..errors import NotFoundError, StoreError, UnavailableError, from_frame
 from ..frames import (
     Adopt,
+    Compact,
+    Compacted,
+    Export,
     Frame,
     FromStore,
     Hello,
+    Import,
     ListPrefixes,
+    Match,
+    NamespaceOpened,
+    OpenNamespace,
+    Pin,
+    Pinned,
+    Plan,
     Prefixes,
     Purge,
     Purged,
+    Resize,
+    Resized,
     Stats,
     StatsReply,
     Stop,
+    Transferred,
+    Unpin,
+    UseModels,
     Verified,
     Verify,
     Welcome,
@@ -77,6 +97,7 @@ class StoreSettings:
     daily_writes: int = 0
     min_free: int = 0
     preload: int = 0
+    scrub_rate: int = 8 << 20
 
     def command(self, descriptor: int) -> list[str]:
         """Its command line; `descriptor` is its end of the daemon's connection."""
@@ -92,6 +113,7 @@ class StoreSettings:
             *("--daily-writes", str(self.daily_writes)),
             *("--min-free", str(self.min_free)),
             *("--preload", str(self.preload)),
+            *("--scrub-rate", str(self.scrub_rate)),
             *("--log-level", self.log_level),
         )
 
@@ -107,8 +129,10 @@ class StoreLink:
         backoff: Backoff | None = None,
         ping_every: float = PING_EVERY,
         ping_timeout: float = PING_TIMEOUT,
+        models: Sequence[str] | None = None,
     ) -> None:
-        """`command`: e.g. `StoreSettings.command`."""
+        """`command`: e.g. `StoreSettings.command`. `models`: aliases of those that may be loaded; None: not known."""
+        self._models = None if models is None else list(models)
         self._supervisor = Supervisor(
             "store", command, started=self._started, ended=self._ended, environ=environ, backoff=backoff
         )
@@ -215,14 +239,83 @@ class StoreLink:
             raise UnavailableError(reply.error, retry_after=60)
         return reply
 
-    async def _ask(self, frame: Any, kind: type[Reply], patience: float) -> Reply:
-        """Send a frame with a ticket and wait for its reply, at most `patience` seconds."""
-        if self._channel is None or not self._answered.is_set():
-            raise UnavailableError(f"the cache's store is away: {self._reason}", retry_after=1)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[frame.ticket] = reply
+    async def match(self, description: Mapping[str, Any], tokens: Sequence[int], limit: int, exact: bool) -> Plan:
+        """How far is a prompt known? A dry run. Raises UnavailableError."""
+        namespace = await self._open(description)
+        frame = Match(next(self._tickets), namespace, _le(tokens), limit, exact, load=False)
+        return await self._ask(frame, Plan, LIST_TIMEOUT)
+
+    async def pin(self, request: Pin, description: Mapping[str, Any] | None, tokens: Sequence[int]) -> Pinned:
+        """Keep a prefix, or list what is kept. Raises UnavailableError, NotFoundError."""
+        return await self._pin(request, description, tokens)
+
+    async def unpin(self, request: Unpin, description: Mapping[str, Any] | None, tokens: Sequence[int]) -> Pinned:
+        """Keep it no longer. Raises UnavailableError, NotFoundError."""
+        return await self._pin(request, description, tokens)
+
+    async def export(
+        self, request: Export, description: Mapping[str, Any] | None, tokens: Sequence[int], descriptor: int
+    ) -> Transferred:
+        """Write a prefix into a pipe. Raises UnavailableError, NotFoundError."""
         try:
-            self._channel.send(frame)
+            namespace = await self._open(description) if description is not None else b""
+        except BaseException:
+            os.close(descriptor)
+            raise
+        frame = msgspec.structs.replace(request, ticket=next(self._tickets), namespace=namespace, tokens=_le(tokens))
+        return await self._transfer(frame, descriptor)
+
+    async def import_(self, descriptor: int) -> Transferred:
+        """Read a prefix from a pipe. Raises UnavailableError, RequestError."""
+        return await self._transfer(Import(next(self._tickets)), descriptor)
+
+    async def _transfer(self, frame: Export | Import, descriptor: int) -> Transferred:
+        reply = await self._ask(frame, Transferred, VERIFY_TIMEOUT, descriptor)
+        if reply.error:
+            raise from_frame(reply.kind, reply.error, None, None, {})
+        return reply
+
+    async def compact(self) -> Compacted:
+        """Make the store's file small. Raises UnavailableError."""
+        reply = await self._ask(Compact(next(self._tickets)), Compacted, VERIFY_TIMEOUT)
+        if reply.error:
+            raise UnavailableError(reply.error, retry_after=60)
+        return reply
+
+    async def resize(self, request: Resize) -> Resized:
+        """Other bounds from now on. Raises UnavailableError."""
+        frame = msgspec.structs.replace(request, ticket=next(self._tickets))
+        return await self._ask(frame, Resized, PURGE_TIMEOUT)
+
+    async def _pin(self, request: Pin | Unpin, description: Mapping[str, Any] | None, tokens: Sequence[int]) -> Pinned:
+        namespace = await self._open(description) if description is not None else b""
+        frame = msgspec.structs.replace(request, ticket=next(self._tickets), namespace=namespace, tokens=_le(tokens))
+        reply = await self._ask(frame, Pinned, PURGE_TIMEOUT)
+        if reply.error:
+            raise from_frame(reply.kind, reply.error, None, None, {})
+        return reply
+
+    async def _open(self, description: Mapping[str, Any]) -> bytes:
+        """The key of a namespace."""
+        frame = OpenNamespace(next(self._tickets), dict(description))
+        return (await self._ask(frame, NamespaceOpened, STATS_TIMEOUT)).namespace
+
+    async def _ask(self, frame: Any, kind: type[Reply], patience: float, descriptor: int | None = None) -> Reply:
+        """Send a frame with a ticket and wait for its reply, at most `patience` seconds.
+
+        `descriptor` travels with it, and is closed here.
+        """
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            if self._channel is None or not self._answered.is_set():
+                raise UnavailableError(f"the cache's store is away: {self._reason}", retry_after=1)
+            self._waiting[frame.ticket] = reply
+            try:
+                self._channel.send(frame, descriptor)
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
+                    descriptor = None
             found = await asyncio.wait_for(reply, patience)
         except ChannelClosedError as error:
             raise UnavailableError(f"the cache's store is away: {error}", retry_after=1) from error
@@ -232,6 +325,8 @@ class StoreLink:
             ) from error
         finally:
             self._waiting.pop(frame.ticket, None)
+            if descriptor is not None:
+                os.close(descriptor)
         if not isinstance(found, kind):
             raise UnavailableError(f"the cache's store answered with {type(found).__name__}, not {kind.__name__}")
         return found
@@ -300,6 +395,8 @@ class StoreLink:
         if isinstance(frame, Welcome):
             self._answered.set()
             self._release_errors()
+            if self._models is not None:
+                self._tell(UseModels(self._models))
             if not self._first.done():
                 self._first.set_result(None)
             for name in list(self._clients):
@@ -320,3 +417,11 @@ class StoreLink:
                 self._clients[name](ours)
             except (ChannelClosedError, OSError) as error:
                 logger.warning("no connection from %s to the store: %s", name, error)
+
+
+def _le(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32."""
+    packed = array.array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

@@ -44,6 +44,7 @@ from ..frames import (
     NamespaceKnown,
     Progress,
     Ready,
+    SetLogLevel,
     Stop,
     UseStore,
 )
@@ -206,6 +207,7 @@ class WorkerLink:
         self._suspect: int | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._loading_since = time.monotonic()
+        self._log_level = ""
 
     # ------------------------------------------------------------------------------------------------- life
 
@@ -242,6 +244,11 @@ class WorkerLink:
         """SIGKILL, at once."""
         self._supervisor.kill()
 
+    def set_log_level(self, level: str) -> None:
+        """debug, info, warning or error: from now on, also where the process starts again."""
+        self._log_level = level
+        self._tell(SetLogLevel(level))
+
     @property
     def pid(self) -> int | None:
         return self._supervisor.pid
@@ -269,6 +276,7 @@ class WorkerLink:
             "steps": beat.steps if beat else 0,
             "step_age": round(beat.step_age, 3) if beat else 0.0,
             "counters": dict(beat.counters) if beat else {},
+            "rates": dict(beat.rates) if beat else {},
             "kv_bytes_per_token": self.info.kv_bytes_per_token if self.info else 0.0,
             "cache_mode": self.info.cache_mode if self.info else "",
             "cache_reason": self.info.cache_reason if self.info else "",
@@ -383,6 +391,8 @@ class WorkerLink:
         )
         self._channel = channel
         self._tell(self._load)
+        if self._log_level:
+            self._tell(SetLogLevel(self._log_level))
         if self._store is not None:
             self._store.attach(f"worker {self.alias}", lambda sock: channel.send(UseStore(), descriptor=sock.fileno()))
 

@@ -43,6 +43,8 @@ class Arena:
 
     def __init__(self, limit: int) -> None:
         self.limit = max(PAGE, limit // PAGE * PAGE)
+        self.allowance = self.limit
+        """Bytes that extents may take now: less than `limit` while others need the memory."""
         self.used = 0
         """Bytes in extents, rounded up to pages."""
         self.descriptor = os.memfd_create("homeprefixd-hot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -84,7 +86,7 @@ class Arena:
         Extents that were in use lately come first: their pages are there already.
         """
         need = pages(size)
-        start = self._find(need)
+        start = self._find(need) if self.used + need <= self.allowance else None
         if start is None:
             return None
         if not self._take(start, need):

@@ -28,11 +28,15 @@ from .disk import Disk, Touch
 from .disk_file import is_corruption
 from .hot import HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
+from .pins import Pins
 from .policy import Evicted, Policy
+from .rates import ReadRate
+from .recent import Recent
 from .registry import Registry
 from .resuming import Found, find
 from .session import Session
 from .tree import LockedTable, NodeTable, Placed, Record
+from .usage import Usage
 from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
@@ -124,6 +128,10 @@ class Cache:
         self.removals = 0  # grows whenever nodes leave the disk, or begin or cease to be hidden
         self.deadline: float | None = None
         """By `clock`: when the writer must be done, because the process ends."""
+        self.usage = Usage()
+        self.recent = Recent()
+        self.read_rate = ReadRate()
+        self.pins = Pins(self, disk, wall)
         self._loading = Loading(self, disk)
         self._committing = Committing(self, disk)
         self._behind = WriteBehind(self, disk, daily_writes) if disk is not None and not disk.read_only else None
@@ -160,6 +168,7 @@ class Cache:
     def open_namespace(self, description: Mapping[str, Any]) -> tuple[Namespace, list[str]]:
         """Register a description. Returns its key and how stored ones of the same model content differ from it."""
         opened = self.registry.open_namespace(description)
+        self.usage.opened(opened[0], description)
         self.wake()
         return opened
 
@@ -334,6 +343,12 @@ class Cache:
         self.wake()
         return self.disk.limit
 
+    def bound_writes(self, daily_writes: int) -> None:
+        """*Writer.* Bytes that may be written to the disk in a day from now on; 0: no bound."""
+        self.daily_writes = daily_writes
+        if self._behind is not None:
+            self._behind.bound_writes(daily_writes)
+
     def left_disk(self, keys: Sequence[bytes], *, drop: bool) -> None:
         """Nodes are not on disk any more. `drop`: nor shall those copies of them stay that are in RAM."""
         self.removals += bool(keys)
@@ -365,6 +380,7 @@ class Cache:
 
     def removed_by_hand(self) -> None:
         """*Writer.* Nodes were purged from the disk: what was refused for want of room may be tried again."""
+        self.pins.forget_missing()
         if self._behind is not None:
             self._behind.try_again()
 

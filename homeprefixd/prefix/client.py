@@ -75,6 +75,8 @@ class Lookup:
         self._released = link is None
         self.reason = "" if link is not None else "no store"
         """Why blocks were lost."""
+        self.warm_rate = 0.0
+        """Bytes a second that the store reads from disk; 0: not known."""
 
     @property
     def plan(self) -> tuple[PlanNode, ...] | None:
@@ -135,6 +137,7 @@ class Lookup:
             if isinstance(frame, frames.Plan):
                 self._known = frame.known
                 self._plan = tuple(frame.nodes)
+                self.warm_rate = frame.warm_rate
                 self._answered = True
                 self._offsets = {i: node.offset for i, node in enumerate(frame.nodes) if node.offset >= 0}
             elif isinstance(frame, frames.BlockReady):
@@ -334,16 +337,18 @@ class StoreClient:
         on_update: Callable[[], None] | None = None,
         *,
         load: bool = True,
+        request: str = "",
     ) -> Lookup:
         """Ask how far `tokens_le` (u32 LE) are known, at most `limit` tokens. Does not block.
 
-        `load`: make the blocks ready and lease them until `release`; else only the plan is asked for.
+        `load`: make the blocks ready and lease them until `release`; else only the plan is asked for. `request`: id by
+        which the prompt can be named later.
         """
         link = self._link
         ticket = next(self._tickets)
         lookup = Lookup(link, ticket, on_update)
         if link is not None:
-            link.ask(ticket, frames.Match(ticket, namespace, tokens_le, limit, exact, load), lookup)
+            link.ask(ticket, frames.Match(ticket, namespace, tokens_le, limit, exact, load, request), lookup)
         return lookup
 
     def reserve(self, sizes: Sequence[int], timeout: float = 0.25) -> list[Slot]:

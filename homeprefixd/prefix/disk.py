@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import lmdb
 import msgspec
 
 from .codec import PIECE, piece_count
+from .directory import DATA
 from .disk_file import (
     PAGE,
     SUMS_KEY,
@@ -35,7 +37,8 @@ from .disk_file import (
 )
 from .policy import ORDER_BYTES, Rank, order_key, overdue, rank_of
 from .tree import Placed, is_covered, shorter
-from .warm_table import FILES, KEYS, META, NAMESPACES, NODES, ORDER, PAYLOADS, WarmTable, decode_record
+from .usage import choose_stale
+from .warm_table import FILES, KEYS, META, NAMESPACES, NODES, ORDER, PAYLOADS, PINS, WarmTable, decode_record
 
 __all__ = [
     "BudgetError",
@@ -52,6 +55,7 @@ __all__ = [
 ]
 
 _FEW = 256  # nodes removed in one transaction
+_PATIENCE = 10.0  # s that an exchange of the file waits for a moment without a reader
 
 
 class Touch(NamedTuple):
@@ -91,6 +95,45 @@ class Disk(DiskFile):
     def put_file_hash(self, identity: bytes, sha256: str) -> None:
         """*Writer.* Remember a file's hash. Raises DiskFullError, DiskTroubleError."""
         self._write(lambda txn: txn.put(identity, sha256.encode(), db=self._tables[FILES]))
+
+    def compact(self) -> tuple[int, int]:
+        """*Writer.* Copy what is there beside the file and put it in its place: bytes on disk before and after.
+
+        Others read meanwhile, but for the moment of the exchange. Raises DiskFullError where there is no room for the
+        copy, DiskTroubleError; then nothing was changed.
+        """
+        before = self.file_bytes()
+        need = self.used() + PAGE * len(self._tables)
+        if self.free_bytes() < need + max(self._min_free, need // 16):
+            raise DiskFullError(f"the copy needs {need} bytes, {self.free_bytes()} are free")
+        part = self._file.with_name(f"{DATA}.part")
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                self._env.copyfd(descriptor, compact=True)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            with self._gate.alone(_PATIENCE) as free:
+                if not free:
+                    raise DiskTroubleError("the file is in use without a pause: try again")
+                self._env.close()
+                try:
+                    os.replace(part, self._file)
+                finally:
+                    self._env = self._open()
+                    self._tables = self._open_tables()
+        except (lmdb.Error, OSError) as error:
+            raise disk_error(error, self._file) from error
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+        return before, self.file_bytes()
+
+    def put_pin(self, place: bytes, row: bytes | None) -> None:
+        """*Writer.* Keep a row of PINS, or remove it (None). Raises DiskFullError, DiskTroubleError."""
+        table = self._tables[PINS]
+        self._write(lambda txn: txn.delete(place, db=table) if row is None else txn.put(place, row, db=table))
 
     def store(self, pending: Sequence[Pending], touches: Mapping[bytes, Touch]) -> Stored:
         """*Writer.* Put nodes (parents before children) and note uses, in one transaction.
@@ -178,35 +221,36 @@ class Disk(DiskFile):
             limit = min(limit, self.file_bytes() + max(0, self.free_bytes() - self._min_free))
         return limit
 
-    def make_room(self, need: int, may_evict: Callable[[bytes], bool], gone: list[Placed]) -> None:
+    def make_room(
+        self, need: int, may_evict: Callable[[bytes], bool], gone: list[Placed], stale: Sequence[bytes] = ()
+    ) -> None:
         """*Writer.* Evict until `need` more bytes of payload fit the budget; what went is added to `gone`.
 
-        `may_evict` is asked for each node that would go. Raises BudgetError if what may go is not enough,
-        DiskFullError if the disk has no more, DiskTroubleError.
+        `may_evict` is asked for each node that would go; those of the namespaces `stale` go first.
+        Raises BudgetError if what may go is not enough, DiskFullError if the disk has no more, DiskTroubleError.
         """
         while (excess := self.lacks(need)) > 0:
-            victims = self._victims(min(max(excess, need), self.batch_bytes * 4), may_evict)
+            victims = self._victims(min(max(excess, need), self.batch_bytes * 4), may_evict, stale)
             if not victims:
                 kind = BudgetError if self.limit_now() == self.limit else DiskFullError
                 raise kind(f"{need} bytes do not fit beside what must stay, {excess} too many")
             self._remove_few(victims)
             gone += victims
 
-    def shrink(self, may_evict: Callable[[bytes], bool]) -> list[Placed]:
+    def shrink(self, may_evict: Callable[[bytes], bool], stale: Sequence[bytes] = ()) -> list[Placed]:
         """*Writer.* One step towards the budget: what went; nothing once it is met. Raises as `remove`."""
         excess = self.used() - self.limit
-        victims = self._victims(min(excess, self.batch_bytes * 4), may_evict) if excess > 0 else []
+        victims = self._victims(min(excess, self.batch_bytes * 4), may_evict, stale) if excess > 0 else []
         if victims:
             self._remove_few(victims)
         return victims
 
-    def _victims(self, need: int, may_evict: Callable[[bytes], bool]) -> list[Placed]:
+    def _victims(self, need: int, may_evict: Callable[[bytes], bool], stale: Sequence[bytes] = ()) -> list[Placed]:
         """Leaves, and nodes that become leaves by their going, in the order of going."""
-        chosen: dict[bytes, Placed] = {}
-        size = 0
         now = self._wall()
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             table = self._view(txn)
+            chosen, size = choose_stale(table, stale, need, _FEW, may_evict)
             first: list[tuple[float, int, bytes, Iterator[bytes] | None]] = []  # a heap
             count = itertools.count()
 
@@ -304,7 +348,7 @@ class Disk(DiskFile):
 
     def _write(self, change: Callable[[Any], object]) -> None:
         try:
-            with self._env.begin(write=True) as txn:
+            with self._begin(write=True) as txn:
                 change(txn)
         except (lmdb.Error, OSError) as error:
             raise disk_error(error, self._file) from error

@@ -22,9 +22,10 @@ import msgspec
 from .blocks import KEY_BYTES, block_key, swap
 from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
 from .directory import DATA
+from .env_gate import EnvGate
 from .policy import Policy
 from .tree import Record
-from .warm_table import FILE_FORMAT, FILES, META, NAMESPACES, NODES, PAYLOADS, TABLES, WarmTable, decode_record
+from .warm_table import FILE_FORMAT, FILES, META, NAMESPACES, NODES, PAYLOADS, PINS, TABLES, WarmTable, decode_record
 from .wear import Written
 
 _FORMAT_KEY = b"format"
@@ -107,22 +108,13 @@ class DiskFile:
             map_size = max(limit + limit // 8 + _SPARE, size) // PAGE * PAGE
             self.most = (map_size - _SPARE) * 8 // 9
             """What `limit` can be at most while it is open."""
-            self._env = lmdb.open(
-                str(directory),
-                map_size=map_size,
-                mode=0o600,
-                max_dbs=len(TABLES),
-                max_spare_txns=8,
-                sync=True,
-                metasync=False,
-                writemap=False,
-                readonly=read_only,
-                lock=not read_only,  # the directory's owner is alone anyway
-            )
+            self._map_size = map_size
+            self._gate = EnvGate()
+            self._env = self._open()
             if not read_only:
                 self._env.reader_check()
             self._check_format(size == 0)
-            self._tables = {name: self._env.open_db(name, create=not read_only) for name in TABLES}
+            self._tables = self._open_tables()
         except lmdb.NotFoundError as error:
             raise UnreadableError("it lacks a table") from error
         except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
@@ -132,7 +124,7 @@ class DiskFile:
         self.namespaces: dict[bytes, dict[str, Any]] = {}
         """Descriptions by namespace; changed by the writer only."""
         try:
-            with self._env.begin() as txn:
+            with self._begin() as txn:
                 sums = txn.get(SUMS_KEY, db=self._tables[META])
                 self.sums = msgspec.msgpack.decode(sums, type=Sums) if sums else Sums()
                 for key, text in txn.cursor(self._tables[NAMESPACES]):
@@ -141,24 +133,56 @@ class DiskFile:
             raise UnreadableError(f"what it says of itself cannot be read: {error}") from error
 
     def _check_format(self, new: bool) -> None:
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             names = [key for key, _value in txn.cursor()]
         if META not in names:
             if not new and names:
                 raise UnreadableError("it is not a store of homeprefixd")
             if self.read_only:
                 raise UnreadableError("it is empty")
-            with self._env.begin(write=True) as txn:
+            with self._begin(write=True) as txn:
                 meta = self._env.open_db(META, txn=txn)
                 txn.put(_FORMAT_KEY, FILE_FORMAT, db=meta)
             return
         meta = self._env.open_db(META)
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             found = txn.get(_FORMAT_KEY, db=meta)
         if found != FILE_FORMAT:
             raise OtherFormatError(
                 f"its format is {(found or b'unknown').decode(errors='replace')}, not {FILE_FORMAT.decode()}"
             )
+
+    def _open(self) -> Any:
+        """LMDB's environment. Raises lmdb.Error."""
+        return lmdb.open(
+            str(self._file.parent),
+            map_size=self._map_size,
+            mode=0o600,
+            max_dbs=len(TABLES),
+            max_spare_txns=8,
+            sync=True,
+            metasync=False,
+            writemap=False,
+            readonly=self.read_only,
+            lock=not self.read_only,  # the directory's owner is alone anyway
+        )
+
+    def _open_tables(self) -> dict[bytes, Any]:
+        create = not self.read_only
+        return {name: self._env.open_db(name, create=create) for name in TABLES if self._opens(name)}
+
+    @contextmanager
+    def _begin(self, *, write: bool = False, buffers: bool = False) -> Iterator[Any]:
+        """A transaction. The file is not exchanged while it lasts."""
+        with self._gate.use(), self._env.begin(write=write, buffers=buffers) as txn:
+            yield txn
+
+    def _opens(self, name: bytes) -> bool:
+        """False for a table that files made by earlier versions lack, where it must not be made."""
+        if name != PINS or not self.read_only:
+            return True
+        with self._begin() as txn:
+            return txn.get(name) is not None
 
     def close(self) -> None:
         """No other thread may use it any more."""
@@ -169,7 +193,7 @@ class DiskFile:
     @contextmanager
     def table(self, hidden: AbstractSet[bytes] = frozenset()) -> Iterator[WarmTable]:
         """A view of the nodes as they are now. Keep it open for moments only."""
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             yield self._view(txn, hidden)
 
     def load(self, tree_key: bytes, out: memoryview, decoder: Decoder) -> Record:
@@ -179,7 +203,7 @@ class DiskFile:
         DiskTroubleError.
         """
         try:
-            with self._env.begin(buffers=True) as txn:
+            with self._begin(buffers=True) as txn:
                 value = txn.get(tree_key, db=self._tables[NODES])
                 try:
                     record = decode_record(value) if value is not None else None
@@ -205,20 +229,20 @@ class DiskFile:
         Raises DiskTroubleError.
         """
         try:
-            with self._env.begin(buffers=True) as txn:
+            with self._begin(buffers=True) as txn:
                 yield txn, self._tables
         except lmdb.Error as error:
             raise disk_error(error, self._file) from error
 
     def nodes(self) -> int:
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             return int(txn.stat(self._tables[NODES])["entries"])
 
     def used(self) -> int:
         """Bytes in the pages of all tables."""
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             stats = [txn.stat(table) for table in self._tables.values()]
-        stats.append(self._env.stat())
+            stats.append(self._env.stat())
         return sum(s["psize"] * (s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"]) for s in stats)
 
     def file_bytes(self) -> int:
@@ -238,8 +262,15 @@ class DiskFile:
 
     def file_hash(self, identity: bytes) -> str:
         """The remembered SHA-256; "" if there is none."""
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             return (txn.get(identity, db=self._tables[FILES]) or b"").decode()
+
+    def pin_rows(self) -> list[tuple[bytes, bytes]]:
+        """All rows of PINS."""
+        if PINS not in self._tables:
+            return []
+        with self._begin() as txn:
+            return [(bytes(key), bytes(value)) for key, value in txn.cursor(self._tables[PINS])]
 
     def _view(self, txn: Any, hidden: AbstractSet[bytes] = frozenset()) -> WarmTable:
         return WarmTable(txn, self._tables, hidden)

@@ -128,7 +128,7 @@ class HotTier:
 
     def allocate(self, size: int) -> int | None:
         """An extent of `size` bytes, evicting what must go; None if there is no room for it."""
-        if not 0 < size <= self.arena.limit:
+        if not 0 < size <= self.arena.allowance:
             return None
         while (offset := self.arena.allocate(size)) is None:
             victim = self._candidates.pop() or self._unwritten()
@@ -137,6 +137,15 @@ class HotTier:
             self._on_evict(victim)
             self.drop(victim)
         return offset
+
+    def evict(self) -> bool:
+        """Let the node go that is worth least; False if none may: they are leased, or wait to be written."""
+        victim = self._candidates.pop()
+        if victim is None:
+            return False
+        self._on_evict(victim)
+        self.drop(victim)
+        return True
 
     def _unwritten(self) -> HotNode | None:
         """The node to go when only those that wait to be written are left: better they than a request that waits."""

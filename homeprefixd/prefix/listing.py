@@ -9,6 +9,7 @@ from typing import Any
 from ..frames import PrefixInfo
 from .blocks import FORMAT_VERSION, KEY_BYTES
 from .cache import Cache
+from .pins import PinRow
 from .purge import ID_CHARACTERS, children, is_model, model_label
 from .tree import Placed
 from .warm_table import WarmTable
@@ -51,12 +52,14 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             leased += hot.leases > 0
             if not hot.warm:
                 in_ram[hot.node.record.namespace] = in_ram.get(hot.node.record.namespace, 0) + 1
+        stale = set(cache.usage.stale(cache.namespaces))
         namespaces = [
             {
                 "model": model_label(description),
                 "nodes": in_ram.get(key, 0) + (sums.nodes.get(key.hex(), 0) if sums is not None else 0),
                 "namespace": key.hex(),
                 "description": description,
+                "usable": key not in stale,
             }
             for key, description in cache.namespaces.items()
         ]
@@ -67,6 +70,7 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             "hot": {
                 "bytes": cache.arena.used,
                 "limit": cache.arena.limit,
+                "allowance": cache.arena.allowance,
                 "nodes": len(cache.hot),
                 "leased": leased,
             },
@@ -74,6 +78,8 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             "queue": {"nodes": len(cache.queue), "bytes": cache.queue.bytes, "limit": cache.queue.limit},
             "writes": writes,
             "verified": sums.scrubbed if sums is not None else 0.0,
+            "pins": {"count": len(cache.pins.live()), "given_up": cache.pins.given_up},
+            "read_rate": round(cache.read_rate.value),
             "counters": counters,
             "namespaces": namespaces,
         }
@@ -94,9 +100,11 @@ def prefixes(cache: Cache, *, limit: int, model: str = "") -> tuple[list[PrefixI
     nodes: dict[bytes, Placed | None] = {}
     forks: dict[bytes, bool] = {}
     described = []
+    with cache.view() as (tables, _warm):
+        pins = cache.pins.kept(tables)
     for node in newest:
         with cache.view() as (_tables, warm):
-            described.append(_Paths(cache, warm, nodes, forks).describe(node))
+            described.append(_Paths(cache, warm, nodes, forks, pins).describe(node))
     return described, total
 
 
@@ -159,9 +167,15 @@ class _Paths:
     """Ways from leaves to the root; what they share is read once."""
 
     def __init__(
-        self, cache: Cache, warm: WarmTable | None, nodes: dict[bytes, Placed | None], forks: dict[bytes, bool]
+        self,
+        cache: Cache,
+        warm: WarmTable | None,
+        nodes: dict[bytes, Placed | None],
+        forks: dict[bytes, bool],
+        pins: dict[bytes, list[tuple[int, PinRow]]],
     ) -> None:
-        """`nodes`, `forks`: what was read until now."""
+        """`nodes`, `forks`: what was read until now. `pins`: as of `Pins.kept`."""
+        self._pins = pins
         self._cache = cache
         self._warm = warm
         self._nodes = nodes
@@ -177,6 +191,7 @@ class _Paths:
         sizes = [node.record.stored or node.record.size for node in path]
         for child in children(self._cache, self._warm, leaf.record.key).values():
             sizes[0] += child.record.stored or child.record.size  # its edge
+        pins = [pin for node in path for pin in self._pins.get(node.record.key, ())]
         record = leaf.record
         touch = self._cache.touched.get(record.key)
         hits = record.hits + (touch.hits if touch is not None and record.key not in self._cache.hot.by_key else 0)
@@ -193,6 +208,8 @@ class _Paths:
             last_use=_last_use(self._cache, leaf),
             hits=hits,
             preview=_preview(path[-1].record.preview, record.preview if len(path) > 1 else ""),
+            pinned=max((end for end, _row in pins), default=0),
+            labels=[row.label for _end, row in pins if row.label],
         )
 
     def _place(self, key: bytes) -> Placed | None:

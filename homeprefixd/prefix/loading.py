@@ -127,7 +127,9 @@ class Loading:
         with cache.lock:
             cache.counters.loaded_nodes += 1
             cache.counters.loaded_bytes += size
-            cache.counters.restore_seconds += time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
+            cache.counters.restore_seconds += seconds
+            cache.read_rate.add(size, seconds)
         return record, ""
 
     def _publish(self, place: bytes, record: Record, offset: int) -> HotNode | None:

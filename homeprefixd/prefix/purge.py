@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import NotFoundError, RequestError, StoreError
 from .blocks import MODEL_NAME
-from .cache import Cache
 from .disk import DiskFullError, DiskTroubleError
 from .tree import NodeTable, Placed, shorter
 from .warm_table import WarmTable
+
+if TYPE_CHECKING:
+    from .cache import Cache
 
 ID_CHARACTERS = 16
 """Of a node's key in hex, in listings."""
@@ -62,11 +64,13 @@ def purge(
     if everything or model:
         with cache.lock:
             roots = list(cache.namespaces) if everything else _namespaces_of(cache, model)
+        if everything:
+            cache.recent.clear()
         for root in roots:
             removal.below(root)
     elif prefix:
         with cache.view() as (_tables, warm):
-            node = _find(cache, warm, prefix)
+            node = find(cache, warm, prefix)
         removal.below(node.record.key)
         removal.step(lambda warm, _ends: (_upwards(cache, warm, node), True))
     else:
@@ -199,7 +203,7 @@ def _place(cache: Cache, warm: WarmTable | None, key: bytes) -> Placed | None:
     return hot.node if hot is not None else warm.place(key) if warm is not None else None
 
 
-def _find(cache: Cache, warm: WarmTable | None, prefix: str) -> Placed:
+def find(cache: Cache, warm: WarmTable | None, prefix: str) -> Placed:
     """The node that an id means. Raises NotFoundError."""
     wanted = prefix.lower()
     try:

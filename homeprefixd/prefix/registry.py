@@ -71,6 +71,18 @@ class Registry:
                 self.new_hashes.pop(identity, None)
 
 
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Where a description from elsewhere differs from one in use, in words."""
+    other, this = _flat(there), _flat(here)
+    return [
+        "salt: another one"
+        if name == "salt"
+        else f"{name}: {other.get(name, 'none')} there, {this.get(name, 'none')} here"
+        for name in sorted({*this, *other} - {MODEL_NAME})
+        if other.get(name) != this.get(name)
+    ]
+
+
 def _differences(description: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
     """Where stored descriptions of the same model content and salt differ, in words."""
     here = _flat(description)

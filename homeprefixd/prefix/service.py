@@ -32,16 +32,22 @@ from ..frames import (
     BlockLost,
     BlockReady,
     Commit,
+    Compact,
+    Compacted,
+    Export,
     FileHash,
     FileHashKnown,
     Flush,
     Flushed,
     Frame,
     Hello,
+    Import,
     ListPrefixes,
     Match,
     NamespaceOpened,
     OpenNamespace,
+    Pin,
+    Pinned,
     Plan,
     Prefixes,
     Purge,
@@ -55,15 +61,19 @@ from ..frames import (
     StatsReply,
     Stop,
     ToStore,
+    Transferred,
+    Unpin,
+    UseModels,
     Verified,
     Verify,
     Welcome,
 )
-from . import listing, purge
+from . import listing, purge, transfer
 from .arena import Arena
 from .cache import Cache, Lease
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, OtherFormatError, UnreadableError
+from .memory_pressure import Relief
 from .policy import Worth
 from .preloading import Preloader
 from .session import Session
@@ -79,6 +89,10 @@ _FLUSH_UNASKED = 25.0
 _FLUSH_SHARE = 0.8
 """Of the time that the owner gives: the rest is for the transaction that is running when it ends."""
 
+_ASIDE_SECONDS = 10.0
+"""That the end waits for a verification or a transfer: the other end of its pipe may be stuck."""
+
+_BUFFER = 1 << 20  # bytes; of a transfer's pipe
 _READERS = 2
 _IDENTITY = struct.Struct("<QQQq")  # device, inode, size, mtime in ns
 
@@ -97,8 +111,9 @@ class Service:
         self.verifier = Verifier(cache, writer.submit)
         self.scrubber = Scrubber(cache, self.verifier, writer.submit, rate=scrub_rate)
         self.preloader = Preloader(cache, preload)
+        self.relief = Relief(cache)
         self.ending = threading.Event()
-        self._verifying: list[threading.Thread] = []
+        self._aside: list[threading.Thread] = []
         self.store_id = secrets.token_hex(8)
         self._begin = time.monotonic()
 
@@ -116,11 +131,25 @@ class Service:
         self._clients[client] = thread
         thread.start()
 
-    def verify(self, run: Callable[[], None]) -> None:
-        """Have `run` verify, in a thread of its own."""
-        self._verifying = [thread for thread in self._verifying if thread.is_alive()]
-        self._verifying.append(threading.Thread(target=run, name="verify", daemon=True))
-        self._verifying[-1].start()
+    def aside(self, run: Callable[[], None], name: str) -> None:
+        """Have something long done in a thread of its own; it ends with the service."""
+        self._aside = [thread for thread in self._aside if thread.is_alive()]
+        self._aside.append(threading.Thread(target=run, name=name, daemon=True))
+        self._aside[-1].start()
+
+    def flush(self) -> None:
+        """Have the writer write what waits, and wait for it. Not from the writer's thread."""
+        done = threading.Event()
+
+        def write() -> None:
+            try:
+                self.cache.write(everything=True)
+            finally:
+                done.set()
+
+        self.writer.submit(write)
+        while not done.wait(0.5) and not self.ending.is_set():
+            pass
 
     def stop(self, seconds: float) -> int:
         """End all clients, write what waits for about `seconds`, close the disk; returns the nodes not written."""
@@ -128,8 +157,9 @@ class Service:
         self.ending.set()
         self.preloader.stop()
         self.scrubber.stop()
-        for verifying in self._verifying:
-            verifying.join()
+        self.relief.stop()
+        for thread in self._aside:
+            thread.join(_ASIDE_SECONDS)
         for client in self._clients:
             client.end()
         for thread in self._clients.values():
@@ -220,9 +250,20 @@ class Connection:
             case Flush():
                 self._service.writer.submit(lambda: self._flush(frame))
             case Verify():
-                self._service.verify(lambda: self._verify(frame))
+                self._service.aside(lambda: self._verify(frame), "verify")
             case Resize():
                 self._service.writer.submit(lambda: self._resize(frame))
+            case Compact():
+                self._service.writer.submit(lambda: self._compact(frame))
+            case Pin() | Unpin():
+                self._service.writer.submit(lambda: self._pin(frame))
+            case Export() | Import():
+                descriptor = self._channel.take_descriptor()
+                self._service.aside(lambda: self._transfer(frame, descriptor), "transfer")
+            case UseModels():
+                if self._owner:
+                    self._cache.usage.configured(frame.models)
+                    self._cache.wake()
 
     def _send(self, frame: Frame) -> None:
         """From any thread; a client that is gone is noticed by `serve`."""
@@ -235,11 +276,12 @@ class Connection:
     def _match(self, frame: Match) -> None:
         if not frame.load:
             lease = self._cache.lookup(frame.namespace, frame.tokens, limit=frame.limit, exact=frame.exact, load=False)
-            self._send(Plan(frame.ticket, lease.plan, lease.known))
+            self._send(Plan(frame.ticket, lease.plan, lease.known, self._cache.read_rate.value))
             return
+        self._cache.recent.note(frame.request, frame.namespace, frame.tokens)
         lease = self._session.lookup(frame.namespace, frame.tokens, limit=frame.limit, exact=frame.exact)
         self._leases[frame.ticket] = lease
-        self._send(Plan(frame.ticket, lease.plan, lease.known))
+        self._send(Plan(frame.ticket, lease.plan, lease.known, self._cache.read_rate.value))
         self._service.readers.load(
             lease,
             lambda index, offset: self._send(BlockReady(frame.ticket, index, offset)),
@@ -304,8 +346,70 @@ class Connection:
             )
         )
 
+    def _transfer(self, frame: Export | Import, descriptor: int) -> None:
+        """In a thread of its own."""
+        session = self._cache.session()
+        try:
+            if isinstance(frame, Export):
+                namespace, tokens = frame.namespace, frame.tokens
+                if frame.request:
+                    namespace, tokens = self._cache.pins.prompt_of(frame.request)
+                with os.fdopen(descriptor, "wb", _BUFFER) as file:
+                    done = transfer.export(
+                        self._cache, session, file, namespace=namespace, tokens=tokens, prefix=frame.prefix
+                    )
+            else:
+                with os.fdopen(descriptor, "rb", _BUFFER) as file:
+                    done = transfer.import_(self._cache, session, file, self._service.flush)
+            self._send(Transferred(frame.ticket, done.nodes, done.tokens, done.bytes, done.known))
+        except Exception as error:
+            if not isinstance(error, HomeprefixdError | OSError):
+                log.exception("a transfer failed")
+            kind, message = transfer.reason(error)
+            self._send(Transferred(frame.ticket, 0, 0, 0, 0, message, kind))
+        finally:
+            session.close()
+
     def _resize(self, frame: Resize) -> None:
-        self._send(Resized(frame.ticket, self._cache.resize(frame.warm) if self._owner else 0))
+        """In the writer's thread."""
+        if not self._owner:
+            self._send(Resized(frame.ticket, 0))
+            return
+        service, cache = self._service, self._cache
+        warm = cache.resize(frame.warm) if frame.warm else cache.disk.limit if cache.disk is not None else 0
+        hot = service.relief.bound(frame.hot) if frame.hot else cache.arena.limit
+        if frame.daily_writes >= 0:
+            cache.bound_writes(frame.daily_writes)
+        if frame.scrub_rate >= 0:
+            service.scrubber.set_rate(frame.scrub_rate)
+        if frame.log_level:
+            logging.getLogger().setLevel(frame.log_level.upper())
+        self._send(Resized(frame.ticket, warm, hot))
+
+    def _compact(self, frame: Compact) -> None:
+        """In the writer's thread."""
+        disk = self._cache.disk
+        if disk is None or disk.read_only:
+            error = f"nothing is kept on disk: {self._cache.warm_reason or 'it is open for reading only'}"
+            self._send(Compacted(frame.ticket, 0, 0, error))
+            return
+        try:
+            before, after = disk.compact()
+            log.info("the store's file was compacted: %d MiB, now %d MiB", before >> 20, after >> 20)
+            self._cache.removed_by_hand()  # there may be room again
+            self._send(Compacted(frame.ticket, before, after))
+        except (DiskFullError, DiskTroubleError) as error:
+            self._cache.trouble("compacting the store's file", error)
+            self._send(Compacted(frame.ticket, 0, 0, f"the file cannot be compacted: {error}"))
+
+    def _pin(self, frame: Pin | Unpin) -> None:
+        """In the writer's thread."""
+        pins = self._cache.pins
+        try:
+            found = pins.pin(frame) if isinstance(frame, Pin) else pins.unpin(frame)
+            self._send(Pinned(frame.ticket, found))
+        except HomeprefixdError as error:
+            self._send(Pinned(frame.ticket, [], error.message, type(error).__name__))
 
     def _flush(self, frame: Flush) -> None:
         self._cache.write(everything=True)
@@ -368,6 +472,7 @@ def run(arguments: argparse.Namespace) -> None:
     writer.start(cache)
     service.scrubber.start()
     service.preloader.start()
+    service.relief.start()
     owner = Connection(service, socket.socket(fileno=arguments.fd), owner=True, name="daemon")
     owner.serve()
     pending = service.stop(owner.grace)

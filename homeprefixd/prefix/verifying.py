@@ -164,8 +164,12 @@ class Scrubber:
 
     def start(self) -> None:
         disk = self._cache.disk
-        if disk is not None and not disk.read_only and self._rate > 0:
+        if disk is not None and not disk.read_only:
             self._thread.start()
+
+    def set_rate(self, rate: float) -> None:
+        """Bytes a second from the next pass on; 0: no further pass."""
+        self._rate = rate
 
     def stop(self) -> None:
         self._stop.set()
@@ -176,7 +180,7 @@ class Scrubber:
         disk = self._cache.disk
         while disk is not None and not self._stop.is_set():
             wait = disk.sums.scrubbed + self._every - self._cache.wall()
-            if wait > 0 or self._is_busy():
+            if wait > 0 or self._rate <= 0 or self._is_busy():
                 self._stop.wait(min(max(1.0, wait), _IDLE_SECONDS))
                 continue
             try:

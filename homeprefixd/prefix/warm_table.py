@@ -22,10 +22,11 @@ KEYS = b"keys"  # node's key -> tree key
 ORDER = b"order"  # policy.order_key || node's key -> nothing; of leaves only: those that may go
 PAYLOADS = b"payloads"  # node's key || piece number, u16 BE -> piece record
 FILES = b"files"  # device, inode, size, mtime -> SHA-256
+PINS = b"pins"  # tree key, of a node or of a part of one -> pins.PinRow
 FILE_FORMAT = b"2"
 """In META. A file of another one is not opened."""
 
-TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES)
+TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES, PINS)
 
 decode_record = msgspec.msgpack.Decoder(Record).decode
 

@@ -47,6 +47,7 @@ class WriteBehind:
         self._shrinking = True  # the budget may be smaller than it was
         self._daily_writes = daily_writes
         self._day_is_over = False  # what may be written in it has been
+        self._pinned: frozenset[bytes] = frozenset()  # nodes that must stay
 
     def write(self, *, everything: bool) -> float | None:
         """See `Cache.write`."""
@@ -83,6 +84,13 @@ class WriteBehind:
     def shrink(self) -> None:
         """The budget may be smaller now."""
         self._shrinking = True
+
+    def bound_writes(self, daily_writes: int) -> None:
+        """Bytes that may be written in a day from now on; 0: no bound."""
+        self._daily_writes = daily_writes
+        if not daily_writes and self._day_is_over:
+            self._day_is_over = False
+            self._cache.requeue()
 
     def _spare_the_disk(self) -> None:
         """Let nothing wait once as much was written today as may be; what was left out waits again the next day."""
@@ -168,15 +176,18 @@ class WriteBehind:
         try:
             self._repair()
             self._cache.registry.put(self._disk)
+            stale = self._stale()
             if self._shrinking:
-                before = len(gone)
-                gone += self._disk.shrink(self._may_evict)
-                self._shrinking = len(gone) > before
+                self._pinned = self._cache.pins.protected()
+                shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_pinned()
+                gone += shrunk
+                self._shrinking = bool(shrunk)
             need = sum(pages(hot.size) for hot in batch)
             if batch and self._disk.lacks(need) > 0:
                 self._disk.store([], touches)  # so that what was used lately does not go
                 touches = {}
-                self._disk.make_room(need, self._may_evict, gone)
+                self._pinned = self._cache.pins.protected()
+                self._disk.make_room(need, self._may_evict, gone, stale)
             pending = [Pending(hot.node, self._cache.arena.view(hot.offset, hot.size)) for hot in batch]
             written, orphans, covered = self._disk.store(pending, touches)
         except (DiskFullError, DiskTroubleError) as error:
@@ -250,11 +261,30 @@ class WriteBehind:
             hot = self._cache.hot.by_key.get(key)
             in_use = key in self._cache.loading or key in self._cache.touched or (hot is not None and hot.leases > 0)
             below = [self._cache.hot.by_key[child.record.key] for child in self._cache.hot.table.children(key)]
-            if in_use or any(child.queued or child in self._cache.writing for child in below):
+            if key in self._pinned or in_use or any(child.queued or child in self._cache.writing for child in below):
                 return False
             self._cache.hide((key,))
             self._evicting.add(key)
             return True
+
+    def _stale(self) -> list[bytes]:
+        """Namespaces of which something is stored that no model can use."""
+        stored = self._disk.sums.nodes
+        with self._cache.lock:
+            return [key for key in self._cache.usage.stale(self._cache.namespaces) if key.hex() in stored]
+
+    def _shrink_pinned(self) -> list[Placed]:
+        """One step towards a budget that cannot be kept without what is pinned."""
+        if not self._pinned or self._disk.used() <= self._disk.limit:
+            return []
+        self._pinned = frozenset()
+        gone = self._disk.shrink(self._may_evict)
+        if gone and not self._cache.pins.given_up:
+            log.warning(
+                "pinned prefixes are evicted: without them the budget of %d MiB cannot be kept", self._disk.limit >> 20
+            )
+        self._cache.pins.given_up += len(gone)
+        return gone
 
     def _repair(self) -> None:
         with self._cache.lock:

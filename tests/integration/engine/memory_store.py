@@ -30,6 +30,7 @@ class MemorySlot:
 class MemoryLookup:
     def __init__(self, store: MemoryStore, plan: tuple[PlanNode, ...]) -> None:
         self._store, self._plan = store, plan
+        self.warm_rate = 0.0
         self.released = False
         store.leases += 1
 
@@ -80,7 +81,14 @@ class MemoryStore:
         return Opened(key) if self.connected else None
 
     def lookup(
-        self, namespace: bytes, tokens_le: bytes, limit: int, exact: bool, on_update: Callable[[], None] | None = None
+        self,
+        namespace: bytes,
+        tokens_le: bytes,
+        limit: int,
+        exact: bool,
+        on_update: Callable[[], None] | None = None,
+        *,
+        request: str = "",
     ) -> MemoryLookup:
         with self._lock:
             self.lookups += 1

@@ -19,11 +19,11 @@ from homeprefixd.chat.forcing import answer_grammar, calls_grammar
 from homeprefixd.chat.layout import Layout
 from homeprefixd.chat.reply import ReplyParser
 from homeprefixd.engine.bindings import FillTokens, Model
+from homeprefixd.engine.compiling import Probe
 from homeprefixd.engine.constraint import Constraints
 from homeprefixd.engine.gbnf import translate
 from homeprefixd.engine.infill import fill_prompt
 from homeprefixd.engine.llama_log import LlamaLog
-from homeprefixd.engine.compiling import Probe
 from homeprefixd.errors import RequestError
 from homeprefixd.frames import Constraint
 from tests.integration.engine.form_cases import (

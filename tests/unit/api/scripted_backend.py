@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from homeprefixd.channel import encode
 from homeprefixd.errors import HomeprefixdError, NotFoundError
 from homeprefixd.frames import (
     Accepted,
+    Compacted,
     Conversion,
     Converted,
     Delta,
+    Export,
     Finished,
     Generate,
     ModelInfo,
+    Pin,
+    PinInfo,
+    Pinned,
+    Plan,
+    PlanNode,
     Prefixes,
     PrefixInfo,
     Progress,
     Purge,
     Purged,
     Timings,
+    Transferred,
+    Unpin,
     Verified,
 )
 from homeprefixd.models.backend import Event
@@ -163,6 +174,18 @@ class MemoryAdmin:
         self.refusal: HomeprefixdError | None = None
         self.listed: tuple[int, str] | None = None
         self.figures: dict[str, Any] = {"nodes": 3, "warm": {"bytes": 1000}}
+        self.matched: list[tuple[Any, ...]] = []
+        self.exported = b""
+        self.imported = b""
+        self.pinned: list[tuple[Pin | Unpin, Any, Any]] = []
+        self.plan = Plan(
+            0,
+            [
+                PlanNode(b"a" * 32, 0, 64, 64, "hot", 1000, True, -1),
+                PlanNode(b"b" * 32, 64, 64, 20, "warm", 2000, True, -1),
+            ],
+            1e6,
+        )
 
     async def stats(self) -> dict[str, Any]:
         if self.refusal is not None:
@@ -185,3 +208,42 @@ class MemoryAdmin:
             raise self.refusal
         self.verified = (repair, rate)
         return Verified(0, 3, 1000, 1, int(repair), ["00ff: piece 0 has a wrong checksum"], 0.5, True)
+
+    async def match(self, description: Any, tokens: Any, limit: int, exact: bool) -> Plan:
+        if self.refusal is not None:
+            raise self.refusal
+        self.matched.append((description, list(tokens), limit, exact))
+        return self.plan
+
+    async def pin(self, request: Pin, description: Any, tokens: Any) -> Pinned:
+        return self._pin(request, description, tokens)
+
+    async def unpin(self, request: Unpin, description: Any, tokens: Any) -> Pinned:
+        return self._pin(request, description, tokens)
+
+    def _pin(self, request: Pin | Unpin, description: Any, tokens: Any) -> Pinned:
+        if self.refusal is not None:
+            raise self.refusal
+        encode(request)
+        self.pinned.append((request, description, list(tokens)))
+        return Pinned(0, [PinInfo("00ff", "demo", request.label, 80, 1.0, 0.0, "You are", ["warm"])])
+
+    async def compact(self) -> Compacted:
+        return Compacted(0, 2000, 1000)
+
+    async def export(self, request: Export, description: Any, tokens: Any, descriptor: int) -> Transferred:
+        """Writes `exported`, then fails if there is a refusal."""
+        with os.fdopen(descriptor, "wb") as file:
+            await asyncio.get_running_loop().run_in_executor(None, file.write, self.exported)
+            await asyncio.get_running_loop().run_in_executor(None, file.flush)
+        if self.refusal is not None:
+            raise self.refusal
+        return Transferred(0, 3, 100, 1000)
+
+    async def import_(self, descriptor: int) -> Transferred:
+        if self.refusal is not None:
+            os.close(descriptor)
+            raise self.refusal
+        with os.fdopen(descriptor, "rb") as file:
+            self.imported = await asyncio.get_running_loop().run_in_executor(None, file.read)
+        return Transferred(0, 3, 100, len(self.imported), 1)

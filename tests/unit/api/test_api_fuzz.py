@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_backend import MemoryAdmin, ScriptedBackend
+from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 
 from homeprefixd import channel
 from homeprefixd.api.admin import PurgeBody
@@ -20,8 +20,9 @@ from homeprefixd.api.app import create_app
 from homeprefixd.api.llamacpp_completion import CompletionBody as NativeBody
 from homeprefixd.api.llamacpp_completion import InfillBody
 from homeprefixd.api.openai import ChatBody, CompletionBody
+from homeprefixd.api.warming import PinBody
 from homeprefixd.config import ServerConfig
-from homeprefixd.frames import ToWorker
+from homeprefixd.frames import Converted, ToWorker
 
 NUMBERS = st.one_of(
     st.integers(-3, 5),
@@ -73,11 +74,15 @@ BODIES = st.one_of(
     st.tuples(st.just("/completion"), mostly(NativeBody, {"prompt": "x"})),
     st.tuples(st.just("/infill"), mostly(InfillBody, {"input_prefix": "x", "input_suffix": "y"})),
     st.tuples(st.just("/cache/purge"), mostly(PurgeBody, {"older_than": 5})),
-    st.tuples(st.sampled_from(["/v1/chat/completions", "/v1/completions", "/cache/purge"]), VALUES),
+    st.tuples(st.sampled_from(["/cache/warm", "/cache/match", "/cache/pin", "/cache/unpin"]), CHAT),
+    st.tuples(st.sampled_from(["/cache/pin", "/cache/unpin"]), mostly(PinBody, {"label": "a", "prefix": "00"})),
+    st.tuples(st.sampled_from(["/v1/chat/completions", "/v1/completions", "/cache/purge", "/cache/pin"]), VALUES),
 )
 
 
 async def start(backend: ScriptedBackend) -> TestClient:
+    backend.loaded = [msgspec.structs.replace(MODEL, namespace={"salt": ""})]
+    backend.converted = Converted("", tokens=[1, 2, 3])
     client = TestClient(TestServer(create_app(backend, MemoryAdmin(), ServerConfig())))
     await client.start_server()
     return client

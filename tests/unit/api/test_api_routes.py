@@ -109,6 +109,8 @@ async def test_prefixes(client: TestClient, admin: MemoryAdmin) -> None:
             "last_use": 2.0,
             "hits": 5,
             "preview": "You are",
+            "pinned": 0,
+            "labels": [],
         }
     ]
     await client.get("/cache/prefixes")

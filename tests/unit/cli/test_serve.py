@@ -85,7 +85,8 @@ def test_serve_hands_settings_to_the_daemon_and_its_code_back(
 ) -> None:
     seen: list[Config] = []
 
-    def run(config: Config, *, on_state: Callable[[DaemonState], None], log: TextIO) -> int:
+    def run(config: Config, *, on_state: Callable[[DaemonState], None], log: TextIO, load: Callable[[], Config]) -> int:
+        assert load() == config
         seen.append(config)
         on_state(STATES[0])
         if config.server.port == 1:

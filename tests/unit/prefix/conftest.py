@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefix_testing import House, Store, Worker
@@ -23,7 +24,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., House]]:
     """Makes caches of other sizes over one directory."""
     houses: list[House] = []
 
-    def build(**sizes: int) -> House:
+    def build(**sizes: Any) -> House:
         houses.append(House(tmp_path, **sizes))
         return houses[-1]
 

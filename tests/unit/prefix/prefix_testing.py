@@ -44,7 +44,10 @@ class House:
         write_queue: int = 64 * MIB,
         daily_writes: int = 0,
         min_free: int = 0,
+        kind: type[Disk] = Disk,
     ) -> None:
+        """`kind`: of disk, so that one with faults can stand in."""
+        self.kind = kind
         self.directory = directory
         self.hot = hot
         self.warm = warm
@@ -58,7 +61,7 @@ class House:
     def open(self) -> None:
         disk = None
         if self.warm:
-            disk = Disk(
+            disk = self.kind(
                 self.directory, limit=self.warm, level=1, policy=Worth(), min_free=self.min_free, wall=self.tick
             )
         self.cache = Cache(

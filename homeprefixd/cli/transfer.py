@@ -1,0 +1,149 @@
+"""`export`, `import`: prefixes between machines, as files."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from ..errors import UnavailableError
+from .cache import cache_flags
+from .output import Output, count_text, counted, size_text
+from .reach import failure
+from .warming import body_of, daemon_of, named, names_of, prompt_flags
+
+_PATIENCE = 3_600.0  # s without a byte
+_BUFFER = 1 << 20
+
+
+@click.command("export")
+@prompt_flags
+@click.option("--prefix", metavar="ID", help="A prefix, by its id from `ls` or a unique start of it.")
+@click.option("--request", "request_id", metavar="ID", help="The prompt of a request, by the id of its reply.")
+@click.option(
+    "-o", "--output", "target", metavar="FILE", required=True, help="Where to write it; - is standard output."
+)
+@cache_flags
+def export(
+    url: str | None,
+    as_json: bool,
+    request_file: str | None,
+    text: str | None,
+    model: str | None,
+    prefix: str | None,
+    request_id: str | None,
+    target: str,
+    **given: str | None,
+) -> None:
+    """Write a stored prefix into a file, for another machine.
+
+    FILE names the prompt, as for `warm`. The file holds the prompt's content in a form that can be read back.
+    """
+    body = body_of(request_file, text, model)
+    if names_of(body, prefix, request_id) != 1:
+        raise click.UsageError("name one prefix: by FILE, --text, --prefix or --request", click.get_current_context())
+    if target == "-" and as_json:
+        raise click.UsageError("--json needs a FILE to write to", click.get_current_context())
+    body |= named(prefix, request_id, None)
+    data = json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    with _asked(daemon_of(url, given), "/cache/export", data, headers) as reply, _written(target) as out:
+        size = _copy(reply, out)
+    output = Output(as_json)
+    if as_json:
+        output.document({"file": str(Path(target).absolute()), "bytes": size})
+    elif target != "-":
+        output.line(f"{size_text(size)} written to {target}")
+
+
+@click.command("import")
+@click.argument("source", metavar="FILE")
+@cache_flags
+def import_(url: str | None, as_json: bool, source: str, **given: str | None) -> None:
+    """Take in a prefix that `export` has written.
+
+    On this machine the same model must run with the same settings of K and V; else it is refused, and what differs is
+    named. FILE - is standard input.
+    """
+    headers = {"Content-Type": "application/octet-stream"}
+    with contextlib.ExitStack() as stack:
+        if source == "-":
+            data: BinaryIO = sys.stdin.buffer
+            headers["Transfer-Encoding"] = "chunked"
+        else:
+            try:
+                data = stack.enter_context(Path(source).open("rb"))
+                headers["Content-Length"] = str(os.fstat(data.fileno()).st_size)
+            except OSError as error:
+                raise click.UsageError(f"{source} cannot be read: {error.strerror or error}") from error
+        reply = stack.enter_context(_asked(daemon_of(url, given), "/cache/import", data, headers))
+        done: dict[str, Any] = json.load(reply)
+    output = Output(as_json)
+    if as_json:
+        output.document(done)
+    else:
+        known = f"; {counted(done['known_nodes'], 'block')} were there already" if done["known_nodes"] else ""
+        output.line(f"{count_text(done['tokens'])} tokens, {size_text(done['bytes'])} of state imported{known}")
+
+
+@contextlib.contextmanager
+def _asked(url: str, path: str, data: bytes | BinaryIO, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+    """The reply's body. Raises as `reach.call` does."""
+    if "://" not in url:
+        url = f"http://{url}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
+        with opener.open(request, timeout=_PATIENCE) as reply:
+            yield reply
+    except urllib.error.HTTPError as error:
+        with error:
+            raise failure(error, url + path) from error
+    except (http.client.HTTPException, urllib.error.URLError, ConnectionError, TimeoutError) as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        raise UnavailableError(f"{url} did not answer to its end: {reason}", answered=False) from error
+
+
+@contextlib.contextmanager
+def _written(target: str) -> Iterator[BinaryIO]:
+    """The file, whole or not at all; readable by its owner only."""
+    if target == "-":
+        yield sys.stdout.buffer
+        return
+    part = Path(f"{target}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            yield file
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copy(reply: http.client.HTTPResponse, out: BinaryIO) -> int:
+    """Bytes that were copied."""
+    counter = _Counter(out)
+    shutil.copyfileobj(reply, counter, _BUFFER)
+    out.flush()
+    return counter.size
+
+
+class _Counter:
+    """Counts what is written to a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        return self._file.write(data)

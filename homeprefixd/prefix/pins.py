@@ -1,0 +1,267 @@
+"""Pins: prefixes that somebody wants kept on disk, whatever they are worth.
+
+A pin is a place in the tree, a parent's key and the tokens after it, not a node: where a longer node has taken the
+place of the one that was pinned, it holds that one. What is above a pinned node stays because it has a child. Pins are
+rows of a table of their own, so they survive a restart; they do not keep anything in RAM.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
+from ..frames import Pin, PinInfo, Unpin
+from .blocks import KEY_BYTES, TokensBE, swap
+from .disk import Disk, DiskFullError, DiskTroubleError
+from .purge import ID_CHARACTERS, find, model_label
+from .tree import NodeTable, Placed, Step, match
+
+if TYPE_CHECKING:
+    from .cache import Cache
+
+MAX_PINS = 1_000
+"""More are refused: each costs a look into the tree whenever something is evicted."""
+
+MAX_LABEL = 200
+"""Characters."""
+
+log = logging.getLogger(__name__)
+
+
+class PinRow(msgspec.Struct, array_like=True, frozen=True):
+    """What is stored of a pin, under its place. A field may be added at the end."""
+
+    namespace: bytes
+    start: int  # position of the first token of its place
+    label: str
+    created: float  # Unix time, s
+    expires: float  # Unix time, s; 0: never
+
+
+Rows = dict[bytes, PinRow]
+"""By tree key."""
+
+_decode = msgspec.msgpack.Decoder(PinRow).decode
+
+
+def holder(tables: Sequence[NodeTable], place: bytes) -> Placed | None:
+    """The node that holds a place's tokens: the one that stands there, or the first longer one."""
+    for table in tables:
+        record = table.get(place)
+        if record is not None:
+            return Placed(place, record)
+    for table in tables:
+        after = table.at_or_after(place)
+        if after is not None and after.tree_key.startswith(place):
+            return after
+    return None
+
+
+class Pins:
+    """Those of a cache. Changed by the writer's thread only; `rows` may be read with the cache's lock."""
+
+    def __init__(self, cache: Cache, disk: Disk | None, wall: Callable[[], float]) -> None:
+        """`wall`: Unix time, s."""
+        self._cache = cache
+        self._disk = disk
+        self._wall = wall
+        self.rows: Rows = {}
+        for place, value in disk.pin_rows() if disk is not None else ():
+            try:
+                self.rows[place] = _decode(value)
+            except msgspec.DecodeError:
+                log.warning("a pin cannot be read; it is left out")
+        self.given_up = 0
+        """Pinned nodes that went because the budget could not be kept otherwise, since the start."""
+
+    def live(self) -> Rows:
+        """Those that have not expired."""
+        now = self._wall()
+        return {place: row for place, row in self.rows.items() if not row.expires or row.expires > now}
+
+    def kept(self, tables: Sequence[NodeTable]) -> dict[bytes, list[tuple[int, PinRow]]]:
+        """Keys of the nodes that pins hold: the tokens from the prompt's start that are pinned, and the pin."""
+        found: dict[bytes, list[tuple[int, PinRow]]] = {}
+        for place, row in self.live().items():
+            node = holder(tables, place)
+            if node is not None and node.record.start == row.start:
+                found.setdefault(node.record.key, []).append((_end(place, row), row))
+        return found
+
+    # -------------------------------------------------------------------------------------------------- writer
+
+    def protected(self) -> frozenset[bytes]:
+        """*Writer.* Keys of nodes on disk that must not be evicted. Forgets what has expired."""
+        if self._disk is None or not self.rows:
+            return frozenset()
+        self._forget(self.rows.keys() - self.live().keys())
+        stale = set(self._cache.usage.stale(self._cache.namespaces))
+        with self._disk.table() as warm:
+            kept = self.kept([warm])
+        return frozenset(key for key, pins in kept.items() if any(row.namespace not in stale for _end, row in pins))
+
+    def forget_missing(self) -> None:
+        """*Writer.* Pins of what is in no tier go: it was purged."""
+        if not self.rows:
+            return
+        with self._cache.view() as (tables, _warm):
+            gone = [place for place in self.rows if holder(tables, place) is None]
+        self._forget(gone)
+
+    def pin(self, wanted: Pin) -> list[PinInfo]:
+        """*Writer.* Add a pin, or list all where none is named. Raises HomeprefixdError."""
+        if not (wanted.tokens or wanted.prefix or wanted.request):
+            return self.describe(self.live())
+        if self._disk is None or self._disk.read_only:
+            reason = self._cache.warm_reason or "it is open for reading only"
+            raise UnavailableError(f"nothing can be pinned, as nothing is kept on disk: {reason}")
+        if len(wanted.label) > MAX_LABEL or wanted.ttl < 0:
+            raise RequestError(f"a pin's label has at most {MAX_LABEL} characters, its time to live is no less than 0")
+        place, start, namespace = self._find(wanted)
+        if place not in self.rows and len(self.rows) >= MAX_PINS:
+            raise RequestError(f"{MAX_PINS} prefixes are pinned already: unpin others first")
+        now = self._wall()
+        row = PinRow(namespace, start, wanted.label, now, now + wanted.ttl if wanted.ttl else 0.0)
+        self._put(place, row)
+        self._cache.requeue()  # what is in RAM only is to be written
+        self._cache.wake()
+        return self.describe({place: row})
+
+    def unpin(self, wanted: Unpin) -> list[PinInfo]:
+        """*Writer.* Remove pins; returns them. Raises HomeprefixdError."""
+        live = self.live()
+        if wanted.all:
+            chosen = set(live)
+        elif wanted.label:
+            chosen = {place for place, row in live.items() if row.label == wanted.label}
+        else:
+            chosen = self._named(wanted, live)
+        if not chosen and not wanted.all:
+            raise NotFoundError("nothing is pinned by that name; `homeprefixd pin` lists what is pinned")
+        found = self.describe({place: row for place, row in live.items() if place in chosen})
+        for place in chosen:
+            self._put(place, None)
+        return found
+
+    def describe(self, rows: Rows) -> list[PinInfo]:
+        """For people, in the order in which they were made."""
+        found = []
+        with self._cache.view() as (tables, warm):
+            for place, row in sorted(rows.items(), key=lambda item: item[1].created):
+                node = holder(tables, place)
+                tiers: list[str] = []
+                if node is not None:
+                    hot = self._cache.hot.by_key.get(node.record.key)
+                    stored = warm is not None and warm.get(node.tree_key) is not None
+                    tiers = [name for name, there in (("hot", hot is not None), ("warm", stored)) if there]
+                found.append(
+                    PinInfo(
+                        node.record.key.hex()[:ID_CHARACTERS] if node is not None else "",
+                        model_label(self._cache.namespaces.get(row.namespace, {})),
+                        row.label,
+                        _end(place, row),
+                        row.created,
+                        row.expires,
+                        node.record.preview if node is not None else "",
+                        tiers,
+                    )
+                )
+        return found
+
+    def _find(self, wanted: Pin | Unpin) -> tuple[bytes, int, bytes]:
+        """Place, position of its first token, namespace. Raises NotFoundError."""
+        if wanted.prefix:
+            with self._cache.view() as (_tables, warm):
+                node = find(self._cache, warm, wanted.prefix)
+            return node.tree_key, node.record.start, node.record.namespace
+        namespace, tokens = self._tokens(wanted)
+        with self._cache.view() as (tables, _warm):
+            steps = match(tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4)
+        if not steps:
+            raise NotFoundError("nothing of this prompt is stored: send it first, or `homeprefixd warm` it")
+        return _place(steps[-1]), steps[-1].node.record.start, namespace
+
+    def _tokens(self, wanted: Pin | Unpin) -> tuple[bytes, bytes]:
+        """Namespace and tokens (u32 LE) of a prompt. Raises NotFoundError."""
+        return self.prompt_of(wanted.request) if wanted.request else (wanted.namespace, wanted.tokens)
+
+    def prompt_of(self, request: str) -> tuple[bytes, bytes]:
+        """Namespace and tokens (u32 LE) of a request that was looked up. Raises NotFoundError."""
+        found = self._cache.recent.get(request)
+        if found is None:
+            raise NotFoundError(
+                f"no request {request!r} is remembered (the last ones are, until the store starts again):"
+                " name the prefix by its id from `homeprefixd ls`, or by its prompt"
+            )
+        return found
+
+    def _named(self, wanted: Unpin, live: Rows) -> set[bytes]:
+        """Pins that lie on the path to what is named, or at it."""
+        if wanted.prefix:
+            with self._cache.view() as (tables, warm):
+                node = find(self._cache, warm, wanted.prefix)
+                held = {place for place in live if (at := holder(tables, place)) and at.record.key == node.record.key}
+                if held:
+                    return held
+                return live.keys() & _path(self._cache, node)
+        namespace, tokens = self._tokens(wanted)
+        chosen = set()
+        with self._cache.view() as (tables, _warm):
+            steps = match(tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4)
+        places = [_place(step) for step in steps]
+        for place in live:
+            if any(
+                whole == place or (whole.startswith(place) and number == len(places) - 1)
+                for number, whole in enumerate(places)
+            ):
+                chosen.add(place)
+        return chosen
+
+    def _put(self, place: bytes, row: PinRow | None) -> None:
+        """Raises UnavailableError."""
+        if self._disk is None:
+            return
+        try:
+            self._disk.put_pin(place, msgspec.msgpack.encode(row) if row is not None else None)
+        except (DiskFullError, DiskTroubleError) as error:
+            raise UnavailableError(f"the pins cannot be changed, as the disk cannot be written: {error}") from error
+        with self._cache.lock:
+            if row is None:
+                self.rows.pop(place, None)
+            else:
+                self.rows[place] = row
+
+    def _forget(self, places: Iterable[bytes]) -> None:
+        for place in list(places):
+            try:
+                self._put(place, None)
+            except HomeprefixdError as error:
+                log.warning("%s", error.message)
+                with self._cache.lock:
+                    self.rows.pop(place, None)
+
+
+def _end(place: bytes, row: PinRow) -> int:
+    """Tokens from the prompt's start to a pin's end."""
+    return row.start + (len(place) - KEY_BYTES) // 4
+
+
+def _place(step: Step) -> bytes:
+    """Where the matching tokens of a step end."""
+    return step.node.tree_key[: KEY_BYTES + 4 * step.use]
+
+
+def _path(cache: Cache, node: Placed) -> set[bytes]:
+    """Tree keys of a node and of all above it."""
+    found = set[bytes]()
+    at: Placed | None = node
+    with cache.view() as (_tables, warm):
+        while at is not None:
+            found.add(at.tree_key)
+            hot = cache.hot.by_key.get(at.parent)
+            at = hot.node if hot is not None else warm.place(at.parent) if warm is not None else None
+    return found

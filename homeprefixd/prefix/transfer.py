@@ -1,0 +1,250 @@
+"""A prefix as a file: from one store to another one that computes the same.
+
+The file: a magic word, then records, each with its length and checksum: the header (the namespace's description), for
+each node its place and what is known of it, followed by its payload in the pieces of `codec.py` (with checksums of
+their own, over the node's key), and an end. A file that was cut, or changed in any bit, is refused where that shows;
+what came before is whole and stays. Importing goes the way of a worker: slots are reserved, filled and committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+import xxhash
+
+from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
+from ..frames import NewNode
+from .arena import pages
+from .blocks import BLOCK_TOKENS, FORMAT_VERSION, MODEL_NAME, Namespace, TokensBE, block_key, namespace_of, swap
+from .cache import BlockLostError, Cache
+from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
+from .purge import find
+from .registry import differences
+from .session import Session
+from .tree import Placed, match
+
+MAGIC = b"homeprefixd prefix 1\n"
+_RECORD = struct.Struct("<IQ")  # length, xxh3_64
+_LONGEST = 1 << 20  # bytes of a record
+_LARGEST = 1 << 30  # bytes of a node's state
+_FLUSH = 16 << 20  # bytes that are imported before they are written
+
+log = logging.getLogger(__name__)
+
+
+class Header(msgspec.Struct):
+    """First record."""
+
+    format: int
+    description: dict[str, Any]
+    nodes: int
+
+
+class NodeRecord(msgspec.Struct):
+    """Before the pieces of each node, parents before children."""
+
+    tokens: bytes  # u32 LE
+    start: int
+    size: int
+    grid: bool
+    kind: str
+    cost: float
+    preview: str
+
+
+class Transferred(NamedTuple):
+    """What went: nodes, tokens, bytes of state. An import counts what was there already in `known`."""
+
+    nodes: int
+    tokens: int
+    bytes: int
+    known: int = 0
+
+
+class TransferError(RequestError):
+    """The file is not one, or is damaged, or of another namespace. The message says so."""
+
+
+# ------------------------------------------------------------------------------------------------------- export
+
+
+def export(
+    cache: Cache, session: Session, file: BinaryIO, *, namespace: bytes, tokens: bytes, prefix: str
+) -> Transferred:
+    """Write the path to a prefix. It is named by its id, or by its tokens (u32 LE).
+
+    Raises NotFoundError where nothing is stored of it, UnavailableError where a block cannot be read, OSError.
+    """
+    if prefix:
+        with cache.view() as (_tables, warm):
+            node: Placed | None = find(cache, warm, prefix)
+            parts: list[bytes] = []
+            while node is not None:
+                parts.append(node.tree_key[32:])
+                namespace = node.record.namespace
+                hot = cache.hot.by_key.get(node.parent)
+                node = hot.node if hot is not None else warm.place(node.parent) if warm is not None else None
+        tokens = swap(b"".join(reversed(parts)))
+    lease = session.lookup(namespace, tokens, limit=len(tokens) // 4)
+    try:
+        if not lease.plan:
+            raise NotFoundError("nothing of this prompt is stored: send it first, or `homeprefixd warm` it")
+        with cache.view() as (tables, _warm):
+            steps = match(tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4)
+        if [step.node.record.key for step in steps] != [node.key for node in lease.plan]:
+            raise UnavailableError("the prefix has changed meanwhile: try again")
+        file.write(MAGIC)
+        _put(file, Header(FORMAT_VERSION, dict(cache.namespaces[namespace]), len(steps)))
+        decoder, encoder, total = Decoder(), Encoder(1), 0
+        for index, step in enumerate(steps):
+            offset = lease.plan[index].offset
+            if offset < 0:
+                offset = cache.load(lease, index, decoder)
+            record = step.node.record
+            _put(
+                file,
+                NodeRecord(
+                    swap(step.node.tree_key[32:]),
+                    record.start,
+                    record.size,
+                    record.grid,
+                    record.kind,
+                    record.cost,
+                    record.preview,
+                ),
+            )
+            state = cache.arena.view(offset, record.size)
+            for number in range(piece_count(record.size)):
+                piece = encoder.encode(record.key, number, state[number * PIECE : (number + 1) * PIECE])
+                file.write(struct.pack("<I", len(piece)))
+                file.write(piece)
+            total += record.size
+        _put(file, Header(FORMAT_VERSION, {}, len(steps)))
+        file.flush()
+        return Transferred(len(steps), steps[-1].node.end, total)
+    except BlockLostError as error:
+        raise UnavailableError(f"a block cannot be read ({error}): try again") from error
+    finally:
+        session.release(lease)
+
+
+def _put(file: BinaryIO, record: msgspec.Struct) -> None:
+    body = msgspec.msgpack.encode(record)
+    file.write(_RECORD.pack(len(body), xxhash.xxh3_64_intdigest(body)))
+    file.write(body)
+
+
+# ------------------------------------------------------------------------------------------------------- import
+
+
+def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], None]) -> Transferred:
+    """Take in what `export` wrote. `flush` writes what waits and returns when that is done.
+
+    Raises TransferError, UnavailableError where there is no room, OSError.
+    """
+    if _read(file, len(MAGIC)) != MAGIC:
+        raise TransferError("this is no prefix that `homeprefixd export` has written")
+    header = _get(file, Header)
+    if header.format != FORMAT_VERSION:
+        raise TransferError(f"its format is {header.format}, this version has {FORMAT_VERSION}")
+    namespace = _check_namespace(cache, header.description)
+    decoder = Decoder()
+    parent, at, nodes, total, unflushed = bytes(namespace), 0, 0, 0, 0
+    known_before = cache.counters.known_nodes
+    for _number in range(header.nodes):
+        record = _get(file, NodeRecord)
+        count = len(record.tokens) // 4
+        if len(record.tokens) % 4 or not 0 < count <= BLOCK_TOKENS or record.start != at:
+            raise TransferError("its blocks do not follow each other")
+        if not 0 < record.size <= _LARGEST:
+            raise TransferError(f"one of its blocks has {record.size} bytes")
+        key = block_key(parent, record.tokens)
+        full = cache.arena.used + pages(record.size) > cache.arena.allowance
+        if unflushed and (full or unflushed + record.size > min(_FLUSH, cache.queue.limit // 2)):
+            flush()  # what goes for want of room is the end of the path, to which this one is to be added
+            unflushed = 0
+        offsets = session.reserve([record.size])
+        if not offsets:
+            raise UnavailableError(f"there is no room in memory for it now; {nodes} blocks were imported")
+        try:
+            state = cache.arena.view(offsets[0], record.size)
+            for number in range(piece_count(record.size)):
+                (length,) = struct.unpack("<I", _read(file, 4))
+                if length > 2 * PIECE:
+                    raise TransferError("it is damaged: a piece is too long")
+                piece = memoryview(_read(file, length))
+                decoder.decode(key, number, piece, state[number * PIECE : (number + 1) * PIECE])
+        except DamagedError as error:
+            session.abandon(offsets)
+            raise TransferError(f"it is damaged: {error}") from error
+        except BaseException:
+            session.abandon(offsets)
+            raise
+        new = NewNode(
+            parent, record.tokens, at, offsets[0], record.size, record.grid, record.cost, record.kind, record.preview
+        )
+        refused = cache.counters.refused_nodes
+        session.commit(namespace, [new])
+        if cache.counters.refused_nodes > refused and not _is_there(cache, parent, record.tokens):
+            raise UnavailableError(f"what comes before a block is gone again; {nodes} blocks were imported")
+        parent, at, nodes, total = key, at + count, nodes + 1, total + record.size
+        unflushed += record.size
+    if _get(file, Header).nodes != header.nodes:
+        raise TransferError("it has no end")
+    flush()
+    return Transferred(nodes, at, total, cache.counters.known_nodes - known_before)
+
+
+def _check_namespace(cache: Cache, description: Mapping[str, Any]) -> Namespace:
+    """The namespace, if a model that runs here uses it. Raises TransferError, naming what differs."""
+    try:
+        namespace = namespace_of(description)
+    except (TypeError, ValueError) as error:
+        raise TransferError("what it says of its model cannot be read") from error
+    if cache.usage.is_open(namespace):
+        return namespace
+    here = cache.usage.descriptions()
+    if not here:
+        raise UnavailableError("no model is loaded whose prefixes could be imported: try again soon")
+    nearest = min((differences(description, other) for other in here), key=len)
+    name = description.get(MODEL_NAME, "another model")
+    raise TransferError(f"it is a prefix of {name} that no model here can use: {'; '.join(nearest)}")
+
+
+def _is_there(cache: Cache, parent: bytes, tokens: bytes) -> bool:
+    with cache.view() as (tables, _warm):
+        return any(table.get(parent + swap(tokens)) is not None for table in tables)
+
+
+def _get(file: BinaryIO, kind: type[Any]) -> Any:
+    """The next record. Raises TransferError."""
+    length, checksum = _RECORD.unpack(_read(file, _RECORD.size))
+    if length > _LONGEST:
+        raise TransferError("it is damaged: a record is too long")
+    body = _read(file, length)
+    if xxhash.xxh3_64_intdigest(body) != checksum:
+        raise TransferError("it is damaged: a record has a wrong checksum")
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise TransferError(f"it is damaged: {error}") from error
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise TransferError("it is cut short")
+    return data
+
+
+def reason(error: BaseException) -> tuple[str, str]:
+    """Class name and message of what a transfer failed with."""
+    if isinstance(error, TransferError):
+        return "RequestError", error.message
+    if isinstance(error, HomeprefixdError):
+        return type(error).__name__, error.message
+    return "UnavailableError", f"it could not be carried over: {error}"

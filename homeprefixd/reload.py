@@ -1,0 +1,133 @@
+"""SIGHUP: the configuration is read again, and what can change while the daemon runs is changed.
+
+What cannot is named in the log and waits for the next start. A configuration that is refused changes nothing: the log
+says why, the old one stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from .config import Config
+from .errors import HomeprefixdError
+from .frames import Resize
+from .models.pool import Pool
+from .models.store_link import StoreLink, StoreSettings
+
+logger = logging.getLogger(__name__)
+
+_AT_RUN_TIME = ("cache.warm", "cache.hot", "cache.daily_writes", "cache.scrub_rate", "log.level")
+
+
+class CurrentSettings:
+    """What the store is started with, at its first start and after a crash: changed by a reload."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self.value = settings
+
+    def command(self, descriptor: int) -> list[str]:
+        """As `StoreSettings.command`."""
+        return self.value.command(descriptor)
+
+
+class Reloader:
+    """Belongs to the event loop. `load`: reads the configuration anew, raises HomeprefixdError.
+
+    `resolve`: the store's settings by a configuration, where sizes that are left to the machine are chosen.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        load: Callable[[], Config],
+        resolve: Callable[[Config], StoreSettings],
+        settings: CurrentSettings,
+        store: StoreLink,
+        pool: Pool,
+    ) -> None:
+        self._config = config
+        self._load = load
+        self._resolve = resolve
+        self._settings = settings
+        self._store = store
+        self._pool = pool
+
+    async def reload(self) -> None:
+        """Read, and change what can be. Never raises."""
+        try:
+            new = self._load()
+            changed = differences(self._config, new)
+            if not changed:
+                logger.info("the configuration was read again: nothing in it has changed")
+                return
+            await self._apply(new, changed)
+        except HomeprefixdError as error:
+            logger.error("the configuration cannot be used, the old one stays: %s", error.message)
+        except Exception:
+            logger.exception("the configuration could not be read again, the old one stays")
+
+    async def _apply(self, new: Config, changed: Mapping[str, tuple[Any, Any]]) -> None:
+        waiting = [name for name in changed if name not in _AT_RUN_TIME]
+        if waiting:
+            logger.warning("these settings have changed and count from the next start: %s", ", ".join(waiting))
+        now = [name for name in changed if name in _AT_RUN_TIME]
+        if not now:
+            return
+        wanted = self._resolve(new)
+        fields = {"cache.warm": "warm", "cache.hot": "hot", "cache.daily_writes": "daily_writes"}
+        fields |= {"cache.scrub_rate": "scrub_rate", "log.level": "log_level"}
+        given = {fields[name]: getattr(wanted, fields[name]) for name in now}
+        self._settings.value = dataclasses.replace(self._settings.value, **given)
+        self._config = _with(self._config, new, now)
+        for name in now:
+            old, value = changed[name]
+            logger.info("%s is %s now, it was %s", name, value, old)
+        if "log.level" in now:
+            logging.getLogger().setLevel(new.log.level.upper())
+            self._pool.set_log_level(new.log.level)
+        try:
+            done = await self._store.resize(Resize(0, **{"warm": 0, **given}))
+        except HomeprefixdError as error:  # it is started with them
+            logger.warning("the store takes the new settings when it starts again: %s", error.message)
+            return
+        for name, asked, got in (
+            ("cache.warm", given.get("warm"), done.warm),
+            ("cache.hot", given.get("hot"), done.hot),
+        ):
+            if asked is not None and got < asked:
+                logger.warning("%s: %d MiB until the next start, then %d MiB", name, got >> 20, asked >> 20)
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, by path: before and after."""
+    before, after = _flat(old), _flat(new)
+    return {name: (before[name], value) for name, value in after.items() if before[name] != value}
+
+
+def _with(config: Config, new: Config, names: Iterable[str]) -> Config:
+    """`config`, but for the settings `names`, which are those of `new`."""
+    tree: dict[str, dict[str, Any]] = msgspec.to_builtins(config)
+    for name in names:
+        section, _, setting = name.partition(".")
+        tree[section][setting] = getattr(getattr(new, section), setting)
+    return msgspec.convert(tree, Config)
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    tree: dict[str, dict[str, Any]] = msgspec.to_builtins(config)
+    return {f"{section}.{name}": value for section, settings in tree.items() for name, value in settings.items()}
+
+
+def has_terminal() -> bool:
+    """Whether this process hangs on a terminal. It does not any more once that was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

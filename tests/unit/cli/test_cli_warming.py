@@ -1,0 +1,157 @@
+"""`warm`, `match`, `pin`, `unpin`: what they send, and what they print."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REQUEST = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+WARMED = {"id": "warm-1", "prompt_tokens": 2000, "cached_tokens": 64, "computed_tokens": 1936, "seconds": 9.5}
+MATCHED = {
+    "prompt_tokens": 2000,
+    "cached_tokens": 1500,
+    "computed_tokens": 500,
+    "cache_tiers": {"hot": 1000, "warm": 500},
+    "bytes": 30_000_000,
+    "predicted_ttft_ms": 2500.0,
+    "predicted_cold_ttft_ms": None,
+}
+PIN = {
+    "id": "00ffaa",
+    "model": "demo",
+    "label": "house",
+    "tokens": 1900,
+    "created": 1.0,
+    "expires": 0.0,
+    "preview": "You are",
+    "tiers": ["warm"],
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(REQUEST))
+    return path
+
+
+def test_warm(command: Callable[..., Any], daemon: Any, file: Path) -> None:
+    daemon.answers["POST /cache/warm"] = 200, WARMED
+    done = command("warm", str(file), "--url", daemon.url)
+    assert (done.code, daemon.asked[-1]) == (0, ("POST /cache/warm", REQUEST))
+    assert "2,000 tokens are warm: 64 were, 1,936 computed in 9.50 s" in done.out
+    assert json.loads(command("warm", str(file), "--url", daemon.url, "--json").out) == WARMED
+
+
+@pytest.mark.parametrize("way", ["--text", "file", "stdin"])
+def test_a_prompt_as_text(
+    command: Callable[..., Any], daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    daemon.answers["POST /cache/warm"] = 200, WARMED
+    text = "Once upon a time"
+    (tmp_path / "prompt.txt").write_text(text)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    given = {"--text": ("--text", text), "file": (str(tmp_path / "prompt.txt"),), "stdin": ("-",)}[way]
+    assert command("warm", *given, "--url", daemon.url, "--model", "demo").code == 0
+    assert daemon.asked[-1] == ("POST /cache/warm", {"prompt": text, "model": "demo"})
+
+
+def test_match(command: Callable[..., Any], daemon: Any, file: Path) -> None:
+    daemon.answers["POST /cache/match"] = 200, MATCHED
+    done = command("match", str(file), "--url", daemon.url)
+    assert (done.code, daemon.asked[-1]) == (0, ("POST /cache/match", REQUEST))
+    assert "1,500 (1,000 hot, 500 warm)" in done.out
+    assert "about 2.50 s" in done.out
+    assert "not known" in done.out
+    assert json.loads(command("match", str(file), "--url", daemon.url, "--json").out) == MATCHED
+
+
+@pytest.mark.parametrize(
+    ("flags", "body"),
+    [
+        (["--prefix", "00FF"], {"prefix": "00ff"}),
+        (["--request", "chatcmpl-1", "--label", "a"], {"request_id": "chatcmpl-1", "label": "a"}),
+        (["--text", "x", "--ttl", "30d"], {"prompt": "x", "ttl": 2_592_000.0}),
+        ([], {}),
+    ],
+)
+def test_pin(command: Callable[..., Any], daemon: Any, flags: list[str], body: dict[str, Any]) -> None:
+    daemon.answers["POST /cache/pin"] = 200, {"pins": [PIN], "prompt_tokens": 2000}
+    done = command("pin", *flags, "--url", daemon.url)
+    assert (done.code, daemon.asked[-1]) == (0, ("POST /cache/pin", body))
+    if flags:
+        assert "pinned 00ffaa, 1,900 tokens; 100 more are not stored" in done.out
+    else:
+        assert "house" in done.out
+    daemon.answers["POST /cache/pin"] = 200, {"pins": []}
+    assert "nothing is pinned" in command("pin", "--url", daemon.url).out
+
+
+@pytest.mark.parametrize(
+    ("flags", "body"),
+    [
+        (["--label", "a"], {"label": "a"}),
+        (["--all"], {"all": True}),
+        (["--prefix", "00"], {"prefix": "00"}),
+        (["--request", "r"], {"request_id": "r"}),
+    ],
+)
+def test_unpin(command: Callable[..., Any], daemon: Any, flags: list[str], body: dict[str, Any]) -> None:
+    daemon.answers["POST /cache/unpin"] = 200, {"pins": [PIN]}
+    done = command("unpin", *flags, "--url", daemon.url)
+    assert (done.code, daemon.asked[-1]) == (0, ("POST /cache/unpin", body))
+    assert "1 unpinned" in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["warm"],
+        ["match"],
+        ["warm", "/nowhere/x.json"],
+        ["warm", "/"],
+        ["warm", "x", "--text", "y"],
+        ["pin", "--label", "a"],
+        ["pin", "--prefix", "00", "--request", "r"],
+        ["pin", "--prefix", "xyz"],
+        ["pin", "--prefix", "00", "--ttl", "soon"],
+        ["unpin"],
+        ["unpin", "--all", "--label", "a"],
+    ],
+)
+def test_what_is_refused(command: Callable[..., Any], daemon: Any, arguments: list[str]) -> None:
+    done = command(*arguments, "--url", daemon.url)
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert not daemon.asked
+
+
+def test_json_that_is_no_request(command: Callable[..., Any], daemon: Any, tmp_path: Path) -> None:
+    for text in ('{"model": "x"}', "[1, 2]"):
+        (tmp_path / "x.json").write_text(text)
+        done = command("warm", str(tmp_path / "x.json"), "--url", daemon.url)
+        assert (done.code, "no request" in done.err) == (2, True)
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
+    assert command("warm", str(tmp_path / "x.json"), "--url", daemon.url).code == 2
+
+
+def test_without_a_daemon(command: Callable[..., Any], tmp_path: Path) -> None:
+    done = command("warm", "--text", "x", "--cache-dir", str(tmp_path))
+    assert (done.code, "homeprefixd serve" in done.err) == (5, True)
+
+
+def test_pins_in_lists(command: Callable[..., Any], daemon: Any) -> None:
+    prefix = {
+        "id": "00ff", "model": "demo", "tokens": 100, "own_tokens": 50, "bytes": 10, "tiers": ["hot"],
+        "last_use": 1.0, "hits": 2, "preview": "You", "pinned": 64, "labels": ["house"],
+    }  # fmt: skip
+    daemon.answers["GET /cache/prefixes"] = 200, {"prefixes": [prefix], "total": 1}
+    assert "64, house" in command("ls", "--url", daemon.url).out
+    daemon.answers["GET /cache/prefixes"] = 200, {"prefixes": [{**prefix, "pinned": 0, "labels": []}], "total": 1}
+    assert "pinned" not in command("ls", "--url", daemon.url).out

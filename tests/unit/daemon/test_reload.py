@@ -1,0 +1,142 @@
+"""SIGHUP: what is changed while the daemon runs, what is named in the log, and what a broken file does: nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from homeprefixd.config import CacheConfig, Config, LogConfig, ModelConfig
+from homeprefixd.errors import ConfigError, UnavailableError
+from homeprefixd.frames import Resize, Resized
+from homeprefixd.models.store_link import StoreSettings
+from homeprefixd.reload import CurrentSettings, Reloader, differences
+
+MIB = 1 << 20
+OLD = Config(cache=CacheConfig(warm=100 * MIB, hot=50 * MIB))
+
+
+class Store:
+    def __init__(self) -> None:
+        self.asked: list[Resize] = []
+        self.away = False
+
+    async def resize(self, request: Resize) -> Resized:
+        if self.away:
+            raise UnavailableError("the cache's store is away")
+        self.asked.append(request)
+        return Resized(0, min(request.warm, 110 * MIB), min(request.hot, 50 * MIB))
+
+
+class Pool:
+    level = ""
+
+    def set_log_level(self, level: str) -> None:
+        self.level = level
+
+
+def settings_of(config: Config) -> StoreSettings:
+    cache = config.cache
+    return StoreSettings(
+        Path("/cache"), cache.hot or 7 * MIB, cache.warm or 9 * MIB, 1, 2.0, MIB, config.log.level,
+        daily_writes=cache.daily_writes, scrub_rate=cache.scrub_rate,
+    )  # fmt: skip
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.new: Config | Exception = OLD
+        self.store, self.pool = Store(), Pool()
+        self.settings = CurrentSettings(settings_of(OLD))
+        store: Any = self.store
+        pool: Any = self.pool
+        self.reloader = Reloader(OLD, self.load, settings_of, self.settings, store, pool)
+
+    def load(self) -> Config:
+        if isinstance(self.new, Exception):
+            raise self.new
+        return self.new
+
+    async def reload(self, new: Config | Exception) -> list[Resize]:
+        self.new = new
+        self.store.asked.clear()
+        await self.reloader.reload()
+        return self.store.asked
+
+
+@pytest.fixture
+def scene(caplog: pytest.LogCaptureFixture) -> Scene:
+    caplog.set_level(logging.INFO)
+    return Scene()
+
+
+def with_cache(**changes: Any) -> Config:
+    return msgspec.structs.replace(OLD, cache=msgspec.structs.replace(OLD.cache, **changes))
+
+
+async def test_only_what_has_changed_is_told(scene: Scene) -> None:
+    assert await scene.reload(with_cache(warm=60 * MIB)) == [Resize(0, 60 * MIB)]
+    assert scene.settings.value == dataclasses.replace(settings_of(OLD), warm=60 * MIB)
+    assert await scene.reload(with_cache(warm=60 * MIB, daily_writes=5)) == [Resize(0, 0, daily_writes=5)]
+    assert await scene.reload(with_cache(warm=60 * MIB, daily_writes=0, scrub_rate=0)) == [
+        Resize(0, 0, daily_writes=0, scrub_rate=0)
+    ]
+    assert await scene.reload(with_cache(warm=60 * MIB, scrub_rate=0)) == []
+    assert "--warm" in scene.settings.command(3)
+    assert str(60 * MIB) in scene.settings.command(3)
+
+
+async def test_what_cannot_change_is_named(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    new = msgspec.structs.replace(with_cache(compression=5, hot=20 * MIB), model=ModelConfig(ctx=4096))
+    assert await scene.reload(new) == [Resize(0, 0, hot=20 * MIB)]
+    [said] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "model.ctx" in said
+    assert "cache.compression" in said
+    assert "cache.hot" not in said
+    assert scene.settings.value.compression == 1
+
+
+async def test_more_than_there_can_be_now(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    await scene.reload(with_cache(warm=1000 * MIB, hot=500 * MIB))
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("cache.warm: 110 MiB until the next start, then 1000 MiB" in line for line in said)
+    assert any("cache.hot: 50 MiB until the next start, then 500 MiB" in line for line in said)
+
+
+async def test_the_level_of_the_log(scene: Scene) -> None:
+    root = logging.getLogger()
+    before = root.level
+    try:
+        asked = await scene.reload(msgspec.structs.replace(OLD, log=LogConfig("debug")))
+        assert asked == [Resize(0, 0, log_level="debug")]
+        assert (root.level, scene.pool.level) == (logging.DEBUG, "debug")
+    finally:
+        root.setLevel(before)
+
+
+async def test_a_broken_file_changes_nothing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    assert await scene.reload(ConfigError("config.toml:3: there is no setting cache.worm")) == []
+    assert "the old one stays: config.toml:3: there is no setting cache.worm" in caplog.text
+    assert scene.settings.value == settings_of(OLD)
+    assert await scene.reload(with_cache(warm=60 * MIB)) == [Resize(0, 60 * MIB)]
+
+
+async def test_a_store_that_is_away_is_started_with_it(scene: Scene) -> None:
+    scene.store.away = True
+    await scene.reload(with_cache(warm=60 * MIB))
+    assert scene.settings.value.warm == 60 * MIB
+
+
+async def test_sizes_left_to_the_machine(scene: Scene) -> None:
+    """They are chosen anew only if the setting has changed."""
+    assert await scene.reload(with_cache(warm=0)) == [Resize(0, 9 * MIB)]
+    assert await scene.reload(with_cache(warm=0)) == []
+
+
+def test_differences() -> None:
+    assert differences(OLD, OLD) == {}
+    assert differences(OLD, with_cache(warm=1)) == {"cache.warm": (100 * MIB, 1)}

@@ -1,0 +1,218 @@
+"""Pins: what is pinned stays on disk, through evictions, restarts and longer prompts, until it is unpinned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from prefix_testing import DESCRIPTION, MIB, House, Store, Worker
+
+from homeprefixd import frames
+from homeprefixd.errors import NotFoundError, RequestError, UnavailableError
+from homeprefixd.frames import Pin, PinInfo, Unpin
+from homeprefixd.prefix import listing
+from homeprefixd.prefix.blocks import to_le
+from homeprefixd.prefix.client import AdminClient
+from homeprefixd.prefix.purge import purge
+
+SIZE = 400_000  # of a block; half of it as stored
+PINNED = [*range(64), *range(64), 7, 8, 9]  # two blocks and a tail
+
+
+def pin(house: House, tokens: list[int], label: str = "", ttl: float = 0.0) -> PinInfo:
+    [made] = house.cache.pins.pin(Pin(0, house.namespace, to_le(tokens), label=label, ttl=ttl))
+    return made
+
+
+def fill(house: House, prompts: range) -> None:
+    """More than fits, each used thrice."""
+    for number in prompts:
+        tokens = [1000 + number] * 64
+        house.save(tokens, SIZE)
+        house.cache.write(everything=True)
+        house.restore(tokens)
+        house.restore(tokens)
+        house.cache.write(everything=True)
+
+
+def pinned_house(make: Callable[..., House], **sizes: int) -> House:
+    house = make(**{"hot": 4 * MIB, "warm": 8 * MIB, **sizes})
+    house.save(PINNED, SIZE)
+    house.cache.write(everything=True)
+    return house
+
+
+def test_without_a_pin_it_would_go(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    fill(house, range(60))
+    assert house.known(PINNED) == 0
+
+
+def test_it_stays_whatever_comes_and_after_restarts(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    made = pin(house, PINNED, "house")
+    assert (made.tokens, made.label, made.tiers, made.expires) == (131, "house", ["hot", "warm"], 0.0)
+    for begin in (0, 100, 200):
+        fill(house, range(begin, begin + 60))
+        assert house.known(PINNED) == len(PINNED)
+        assert house.cache.counters.evicted_warm > 20
+        house.reopen()
+        assert house.known(PINNED) == len(PINNED)
+    assert [p.label for p in house.cache.pins.pin(Pin(0))] == ["house"]
+    assert house.cache.disk is not None
+    assert house.cache.disk.used() <= 8 * MIB
+
+
+def test_unpinned_it_goes(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    pin(house, PINNED, "house")
+    house.reopen()
+    assert len(house.cache.pins.unpin(Unpin(0, label="house"))) == 1
+    house.reopen()
+    assert house.cache.pins.pin(Pin(0)) == []
+    fill(house, range(60))
+    assert house.known(PINNED) == 0
+
+
+def test_it_is_kept_for_as_long_as_was_said(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    pin(house, PINNED, ttl=10_000.0)
+    fill(house, range(60))
+    assert house.known(PINNED) == len(PINNED)
+    house.now += 10_000.0
+    fill(house, range(100, 160))
+    assert house.known(PINNED) == 0
+    assert not house.cache.pins.rows
+
+
+def test_the_node_that_takes_its_place_is_held(make: Callable[..., House]) -> None:
+    """The tail of a pinned prompt is covered by a longer one when the prompt is answered."""
+    house = pinned_house(make)
+    pin(house, PINNED)
+    house.save([*PINNED, 100, 101], SIZE)
+    house.cache.write(everything=True)
+    assert house.cache.disk is not None
+    assert house.cache.disk.nodes() == 3
+    fill(house, range(60))
+    assert house.known([*PINNED, 100, 101]) == len(PINNED) + 2
+
+
+def test_a_part_of_a_node_is_pinned(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    made = pin(house, [*PINNED[:100], 5, 5, 5])
+    assert made.tokens == 100
+    fill(house, range(60))
+    assert house.known(PINNED) >= 128
+    assert len(house.cache.pins.unpin(Unpin(0, house.namespace, to_le(PINNED[:100])))) == 1
+
+
+def test_by_id_and_by_request(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    key = house.save(PINNED, SIZE)[-1]
+    house.cache.recent.note("chatcmpl-1", house.namespace, to_le(PINNED))
+    [one] = house.cache.pins.pin(Pin(0, prefix=key.hex()[:16]))
+    [two] = house.cache.pins.pin(Pin(0, request="chatcmpl-1", label="again"))
+    assert one.id == two.id == key.hex()[:16]
+    assert len(house.cache.pins.rows) == 1  # the same place, called otherwise now
+    with pytest.raises(NotFoundError, match="no request"):
+        house.cache.pins.pin(Pin(0, request="chatcmpl-2"))
+    with pytest.raises(NotFoundError, match="no prefix"):
+        house.cache.pins.pin(Pin(0, prefix="ffffffff"))
+    assert len(house.cache.pins.unpin(Unpin(0, request="chatcmpl-1"))) == 1
+
+
+def test_what_cannot_be_pinned(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    with pytest.raises(NotFoundError, match="nothing of this prompt is stored"):
+        pin(house, [5000] * 64)
+    with pytest.raises(RequestError):
+        pin(house, PINNED, "x" * 201)
+    with pytest.raises(NotFoundError):
+        house.cache.pins.unpin(Unpin(0, label="nobody"))
+    without = make(warm=0)
+    without.save(PINNED, 1000)
+    with pytest.raises(UnavailableError, match="kept on disk"):
+        pin(without, PINNED)
+
+
+def test_a_purge_takes_pins_too(make: Callable[..., House]) -> None:
+    """A pin's row holds tokens of its prompt: they must go with it."""
+    house = pinned_house(make)
+    pin(house, PINNED)
+    purge(house.cache, everything=True, now=house.now)
+    assert house.known(PINNED) == 0
+    house.reopen()
+    assert not house.cache.pins.rows
+    assert house.cache.disk is not None
+    assert house.cache.disk.pin_rows() == []
+
+
+def test_new_blocks_do_not_displace_it_but_a_smaller_budget_does(
+    make: Callable[..., House], caplog: pytest.LogCaptureFixture
+) -> None:
+    house = make(hot=32 * MIB, warm=8 * MIB)
+    prompts = [[2000 + number] * 64 for number in range(60)]
+    for tokens in prompts:
+        house.save(tokens, SIZE)
+        house.cache.write(everything=True)
+        pin(house, tokens)
+    there = sum(house.cache.is_stored(house.namespace + to_be(tokens)) for tokens in prompts)
+    assert 25 < there < 60  # those for which there was no more room are in RAM only
+    assert house.cache.counters.evicted_warm == 0
+    assert house.cache.disk is not None
+    house.cache.resize(2 * MIB)
+    house.cache.write(everything=True)
+    assert house.cache.disk.used() <= 2 * MIB
+    assert house.cache.pins.given_up > 0
+    assert sum("pinned prefixes are evicted" in record.message for record in caplog.records) == 1
+
+
+def to_be(tokens: list[int]) -> bytes:
+    return b"".join(token.to_bytes(4, "big") for token in tokens)
+
+
+def test_lists_say_what_is_pinned(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    pin(house, PINNED[:128], "rules")
+    house.save([9] * 64, SIZE)
+    found = {p.tokens: (p.pinned, p.labels) for p in listing.prefixes(house.cache, limit=10)[0]}
+    assert found == {131: (128, ["rules"]), 64: (0, [])}
+    assert listing.stats(house.cache, store_id="", uptime=0)["pins"] == {"count": 1, "given_up": 0}
+
+
+def test_a_store_of_before_there_were_pins(make: Callable[..., House]) -> None:
+    """It opens, also for reading only."""
+    house = pinned_house(make)
+    assert house.cache.disk is not None
+    env = house.cache.disk._env
+    with env.begin(write=True) as txn:
+        txn.drop(env.open_db(b"pins", txn=txn), delete=True)
+    house.close()
+    with AdminClient.start(house.directory) as client:
+        assert client.stats()["pins"]["count"] == 0
+    house.open()
+    assert pin(house, PINNED).tokens == 131
+
+
+def test_a_real_store(
+    start_store: Callable[..., Store], start_worker: Callable[[Store], Worker], tmp_path: object
+) -> None:
+    store = start_store(tmp_path)
+    store.greet()
+    worker = start_worker(store)
+    worker.save(PINNED)
+    lookup = worker.client.lookup(worker.namespace, to_le(PINNED), len(PINNED) - 1, exact=False, request="r1")
+    assert lookup.wait_plan(10)
+    lookup.release()
+    reply = store.ask(Pin(5, request="r1", label="a"))
+    assert (reply.ticket, reply.error, [p.tokens for p in reply.pins]) == (5, "", [131])
+    reply = store.ask(Pin(6, prefix="zz"))
+    assert (reply.kind, reply.pins) == ("NotFoundError", [])
+    assert store.stats()["pins"]["count"] == 1
+    plan = store.ask(frames.Match(7, worker.namespace, to_le(PINNED), 200, False, load=False))
+    assert sum(node.use for node in plan.nodes) == 131
+    store.stop()
+    again = start_store(tmp_path)
+    again.greet()
+    [found] = again.ask(Pin(1)).pins
+    assert (found.label, found.tokens, found.model) == ("a", 131, DESCRIPTION["model_sha256"][:12])
