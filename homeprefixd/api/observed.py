@@ -1,4 +1,4 @@
-"""A backend that is watched: what its requests came to and how long clients waited, for `metrics.py`.
+"""A backend that is watched: what its requests came to and how long clients waited, for `metrics.py` and `records.py`.
 
 It stands between the routes of all dialects and the real backend, so that each reply is counted once, as its client
 sees it. Knows nothing of how figures are shown.
@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal
 
 from ..errors import HomeprefixdError
-from ..frames import Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
+from ..frames import Account, Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
 from ..models.backend import Backend, Event, Generation
+from .records import CACHED, Record, Records
 
 FIRST_TOKEN_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 """Seconds; a hot prefix takes tens of milliseconds, a cold one minutes."""
@@ -73,11 +74,22 @@ class Observations:
 class ObservedGeneration:
     """One request. Its prompt is "cached" if at least half of its tokens were reused."""
 
-    def __init__(self, inner: Generation, model: str, observations: Observations, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        inner: Generation,
+        model: str,
+        observations: Observations,
+        records: Records,
+        record: Record,
+        clock: Callable[[], float],
+    ) -> None:
         """`clock`: seconds, monotonic."""
         self._inner = inner
         self._model = model
         self._observations = observations
+        self._records = records
+        self._record = record
+        self._account: Account | None = None
         self._clock = clock
         self._events: AsyncIterator[Event] | None = None
         self._begun = clock()
@@ -87,10 +99,11 @@ class ObservedGeneration:
         self._over = False
 
     async def __aenter__(self) -> ObservedGeneration:
+        self._records.begin(self._record)
         try:
             await self._inner.__aenter__()
         except HomeprefixdError as error:
-            self._end(outcome_of(error))
+            self._end(outcome_of(error), error.message)
             raise
         except BaseException:
             self._end("left")
@@ -99,7 +112,7 @@ class ObservedGeneration:
 
     async def __aexit__(self, *exc: object) -> None:
         bug = isinstance(exc[1], Exception) and not isinstance(exc[1], ConnectionError)
-        self._end("failed" if bug else "left")
+        self._end("failed" if bug else "left", "an error in the daemon: see its log" if bug else "")
         await self._inner.__aexit__(*exc)
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -111,21 +124,31 @@ class ObservedGeneration:
             self._events = self._inner.__aiter__()
         try:
             event = await self._events.__anext__()
+            while isinstance(event, Account):
+                self._account = event
+                self._records.account(self._record, event)
+                event = await self._events.__anext__()
         except HomeprefixdError as error:
-            self._end(outcome_of(error))
+            self._end(outcome_of(error), error.message)
             raise
         if isinstance(event, Delta):
             self._take_text(event)
         elif isinstance(event, Progress):
-            self._cached = 2 * event.reused >= event.total
+            self._cached = event.reused >= CACHED * event.total
+            self._records.progress(self._record, event)
         elif isinstance(event, Finished):
             self._take_end(event)
         return event
 
     def _take_text(self, event: Delta) -> None:
         now = self._clock()
+        record = self._record
+        record.generated = event.tokens
         if not self._last:
             self._observations.wait_for_first(self._model, self._cached, now - self._begun)
+            record.first_ms = (now - self._begun) * 1e3
+            record.state = "decode"
+            self._records.changed()
         elif event.tokens > self._tokens:
             new = event.tokens - self._tokens
             self._observations.wait_for_next(self._model, self._cached, (now - self._last) / new, new)
@@ -134,16 +157,19 @@ class ObservedGeneration:
     def _take_end(self, event: Finished) -> None:
         timings = event.timings
         if not self._last and timings.predicted_n:  # not streamed, or nothing but a stop string was said
-            cached = 2 * timings.cache_n >= timings.total_prompt_n
-            waited = self._clock() - self._begun - timings.predicted_ms / 1e3
-            self._observations.wait_for_first(self._model, cached, max(0.0, waited))
+            cached = timings.cache_n >= CACHED * timings.total_prompt_n
+            waited = max(0.0, self._clock() - self._begun - timings.predicted_ms / 1e3)
+            self._observations.wait_for_first(self._model, cached, waited)
+            self._record.first_ms = waited * 1e3
         self._observations.count_prompt(self._model, event)
+        self._records.finish(self._record, event, self._account)
         self._end("left" if event.reason == "cancelled" else "finished")
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome, error: str = "") -> None:
         if not self._over:
             self._over = True
             self._observations.requests[self._model, outcome] += 1
+            self._records.end(self._record, outcome, error, (self._clock() - self._begun) * 1e3)
 
 
 def outcome_of(error: HomeprefixdError) -> Outcome:
@@ -154,9 +180,16 @@ def outcome_of(error: HomeprefixdError) -> Outcome:
 class ObservedBackend:
     """Implements `Backend` over another one."""
 
-    def __init__(self, inner: Backend, observations: Observations, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        inner: Backend,
+        observations: Observations,
+        clock: Callable[[], float] = time.monotonic,
+        records: Records | None = None,
+    ) -> None:
         self._inner = inner
         self._observations = observations
+        self._records = Records() if records is None else records
         self._clock = clock
 
     def models(self) -> list[ModelInfo]:
@@ -169,12 +202,15 @@ class ObservedBackend:
         return self._inner.resolve(name)
 
     def generate(self, alias: str, request: Generate) -> ObservedGeneration:
+        record = self._records.record(alias, request)
         try:
             inner = self._inner.generate(alias, request)
         except HomeprefixdError as error:
             self._observations.requests[alias, outcome_of(error)] += 1
+            self._records.begin(record)
+            self._records.end(record, outcome_of(error), error.message)
             raise
-        return ObservedGeneration(inner, alias, self._observations, self._clock)
+        return ObservedGeneration(inner, alias, self._observations, self._records, record, self._clock)
 
     async def convert(self, alias: str, conversion: Conversion) -> Converted:
         return await self._inner.convert(alias, conversion)

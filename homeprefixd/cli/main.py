@@ -19,8 +19,10 @@ from .bench import bench
 from .cache import ls, purge, stats
 from .config import config
 from .demo import demo
+from .explain import explain
 from .serve import serve
 from .simulate import simulate
+from .top import top
 from .verify import compact, verify
 
 INTERRUPTED = 130
@@ -64,7 +66,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (serve, demo, stats, ls, purge, verify, compact, config, bench, simulate):
+for _command in (serve, demo, stats, top, ls, explain, purge, verify, compact, config, bench, simulate):
     cli.add_command(_command)
 
 

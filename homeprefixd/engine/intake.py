@@ -22,6 +22,7 @@ from ..frames import (
     Generate,
     Tokenize,
 )
+from .account import Accountant
 from .bindings import Model
 from .failures import failure_of
 from .sampling import check_sampling
@@ -48,7 +49,11 @@ class Intake:
         emit: Callable[[Frame], None],
         ctx: int,
         max_queue: int,
+        stable: Callable[[Generate], tuple[Generate, dict[str, int]]] = lambda generate: (generate, {}),
+        accountant: Accountant | None = None,
     ) -> None:
+        """`stable`: the rules that keep prompts stable, see `chat/stable.py`. `accountant` None: nobody wants to know."""
+        self._stable, self._accountant = stable, accountant
         self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
         self._ctx, self._max_queue = ctx, max_queue
         self._queue: queue.SimpleQueue[tuple[Generate, float]] = queue.SimpleQueue()
@@ -152,6 +157,7 @@ class Intake:
         try:
             self._engine.check_room()
             check_sampling(generate.sampling, self._model.n_vocab)
+            generate, rules = self._stable(generate)
             tokens = self._tokens(generate)
             self._check_fit(len(tokens))
         except ChannelClosedError:
@@ -176,6 +182,8 @@ class Intake:
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
         self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop)))
+        if self._accountant is not None:
+            self._accountant.take(generate, tokens, rules)
 
     def _tokens(self, generate: Generate) -> list[int]:
         if (generate.messages is None) == (generate.prompt is None):

@@ -474,6 +474,7 @@ class Engine:
                 text=whole,
                 stop=sequence.text.stopped,
                 timings=sequence.timings(now),
+                stored=sequence.saved if self._saver is not None and request.cache else 0,
             )
         )
 

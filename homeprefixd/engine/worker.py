@@ -10,6 +10,7 @@ and for a while the model's hash. Only this file builds things. Exit codes: 0 to
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import socket
@@ -38,6 +39,7 @@ from ..frames import (
     ModelInfo,
     NamespaceKnown,
     Ready,
+    StableRules,
     Stop,
     Tokenize,
     ToWorker,
@@ -55,6 +57,7 @@ DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
 _HEARTBEAT = 1.0  # seconds
 _NAMESPACE_PATIENCE = 2.0  # seconds that `Ready` may wait for the model's hash
 _LAST_STEP = 10.0  # seconds that a step may still take once the daemon is gone
+NO_RULES = StableRules(drop_billing_line=False, freeze_clock=False)
 _MAX_PARALLEL = 255  # llama.cpp has 256 sequence ids, one is scratch
 
 logger = logging.getLogger(__name__)
@@ -168,8 +171,10 @@ class Worker:
 def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     """Load the model and make everything that serves it. `store`: fulfils `Store`. Raises ModelError."""
     # Imported here: llama.cpp is loaded into this process only after it is tied to its parent.
+    from ..chat import stable
     from ..chat.prompt import PromptBuilder
     from . import capacity
+    from .account import Accountant
     from .bindings import Context, ContextSettings, Model
     from .fingerprint import describe, library_hashes
     from .intake import Intake
@@ -230,9 +235,22 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         )
         saver = Saver(store, slicer, model, namespaces, counters)
         restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
+    accountant = Accountant(functools.partial(model.piece, special=True), emit) if load.explain else None
+    emit = emit if accountant is None else accountant.watch
     engine = Engine(model, context, settings, emit, counters, saver, restorer)
-    prompts = PromptBuilder(_template(load, model.chat_template), model.bos_text, model.eos_text, load.template_timeout)
-    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue)
+    rules = load.stable or NO_RULES
+    template = _template(load, model.chat_template)
+    prompts = PromptBuilder(template, model.bos_text, model.eos_text, load.template_timeout, now=stable.clock(rules))
+    intake = Intake(
+        model,
+        prompts,
+        engine,
+        emit,
+        size.ctx,
+        load.max_queue,
+        functools.partial(stable.apply, rules, clock_in_template="strftime_now" in template),
+        accountant,
+    )
     info = ModelInfo(
         alias=load.alias,
         path=load.path,

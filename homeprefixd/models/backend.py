@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..frames import (
     Accepted,
+    Account,
     Conversion,
     Converted,
     Delta,
@@ -23,7 +24,8 @@ from ..frames import (
     Verified,
 )
 
-Event = Accepted | Progress | Delta | Finished
+Event = Accepted | Account | Progress | Delta | Finished
+"""`Account` is for who watches (`api/observed.py`): those that write replies never get it."""
 
 
 class Generation(Protocol):

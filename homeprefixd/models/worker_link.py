@@ -28,6 +28,7 @@ from ..errors import (
 )
 from ..frames import (
     Accepted,
+    Account,
     Cancel,
     Conversion,
     Converted,
@@ -444,7 +445,7 @@ class WorkerLink:
     def _on_frame(self, frame: Any) -> None:
         self._heard = asyncio.get_running_loop().time()
         match frame:
-            case Accepted() | Progress() | Delta() | Finished():
+            case Accepted() | Account() | Progress() | Delta() | Finished():
                 request = self._requests.get(frame.rid)
                 if request is None:
                     return

@@ -1,0 +1,169 @@
+"""What each prompt is made of, and where it leaves the one that it resembles: an `Account` frame for the daemon.
+
+Not on the engine's thread, and never an error of the request. Remembers the last prompts and replies of this worker, in
+RAM only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..explain.differences import Difference, difference
+from ..explain.memory import Known, Memory, words_of
+from ..explain.prompt import Prompt, common_length
+from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens
+from ..prefix.blocks import to_le
+
+_LONGEST_REPLY = 1 << 18  # characters of a reply that are remembered
+_PIECES = 400  # sections that are told at most
+
+logger = logging.getLogger(__name__)
+
+
+class Accountant:
+    """`take` is called for each request that was queued, `watch` sees every frame that the worker sends."""
+
+    def __init__(
+        self,
+        piece: Callable[[int], bytes],
+        emit: Callable[[Frame], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError."""
+        self._piece, self._emit, self._clock = piece, emit, clock
+        self._memory = Memory()
+        self._lock = threading.Lock()
+        self._replies: dict[str, list[str]] = {}  # of the requests that run
+        self.seconds = 0.0  # spent in `take`, in all
+        self.count = 0
+
+    def watch(self, frame: Frame) -> None:
+        """Send a frame on, and remember what it says of a reply. From any thread."""
+        match frame:
+            case Delta():
+                parts = self._replies.get(frame.rid)
+                if parts is not None:
+                    parts.append(frame.reasoning + frame.text)
+            case Finished():
+                parts = self._replies.pop(frame.rid, None)
+                if parts is not None:
+                    reply = frame.reasoning + "".join(parts) + frame.text
+                    with self._lock:
+                        self._memory.end(frame.rid, reply[:_LONGEST_REPLY], whole=frame.reason != "cancelled")
+            case Failure(rid=str(rid)):
+                if self._replies.pop(rid, None) is not None:
+                    with self._lock:
+                        self._memory.forget(rid)
+        self._emit(frame)
+
+    def take(self, generate: Generate, tokens: list[int], rules: dict[str, int]) -> None:
+        """Tell of a request's prompt. Raises ChannelClosedError only."""
+        began = self._clock()
+        try:
+            account = self._account(generate, tokens, rules)
+        except Exception:
+            logger.exception("request %s could not be accounted for", generate.rid)
+            return
+        self.seconds += self._clock() - began
+        self.count += 1
+        self._emit(account)
+
+    def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int]) -> Account:
+        pieces = [self._piece(token) for token in tokens]
+        text = b"".join(pieces).decode(errors="surrogateescape")
+        prompt = Prompt(text, generate.messages, generate.tools or ())
+        ends = _Ends(text, pieces)
+        new = Known(generate.rid, generate.client, generate.salt, prompt, to_le(tokens), words_of(tokens))
+        with self._lock:
+            found = self._memory.resembles(new)
+            if generate.cache:
+                self._memory.add(new)
+                self._replies[generate.rid] = []
+        sections = _sections(prompt, ends)
+        if found is None:
+            return Account(generate.rid, sections, False, 0, 0, None, rules, not generate.cache)
+        other, common = found
+        whole = other.prompt.text + other.prompt.reply
+        known = common
+        if common * 4 == len(other.tokens):
+            known = max(common, ends.token_at(common_length(whole, text)))
+        finding = self._finding(other, prompt, ends)
+        if other.salt != generate.salt:
+            finding = Finding(
+                "other_namespace", "`cache_salt`", 0, "", other.salt[:40], generate.salt[:40], len(tokens)
+            )
+            known = 0
+        return Account(
+            generate.rid,
+            sections,
+            True,
+            known if other.done else 0,
+            min(known, len(other.tokens) // 4),
+            finding,
+            rules,
+            not generate.cache,
+        )
+
+    @staticmethod
+    def _finding(other: Known, prompt: Prompt, ends: _Ends) -> Finding | None:
+        found: Difference | None = difference(other.prompt, prompt)
+        if found is None:
+            return None
+        token = ends.token_at(found.place)
+        rest = len(prompt.text) - found.place
+        left = ends.count - token
+        return Finding(
+            cause=found.cause,
+            place=found.part,
+            token=token,
+            lead=_plain(found.lead),
+            before=_plain(found.before),
+            after=_plain(found.after),
+            alike=round(left * min(1.0, found.alike / rest)) if rest > 0 else 0,
+            rule=found.rule,
+        )
+
+
+class _Ends:
+    """Where each token ends in the text."""
+
+    def __init__(self, text: str, pieces: Sequence[bytes]) -> None:
+        self._text = text
+        self._ascii = text.isascii()
+        self._ends = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+        self.count = len(pieces)
+
+    def token_at(self, place: int) -> int:
+        """Tokens that end at a character, or before it."""
+        at = place if self._ascii else len(self._text[:place].encode(errors="surrogateescape"))
+        return int(np.searchsorted(self._ends, at, "right"))
+
+
+def _sections(prompt: Prompt, ends: _Ends) -> list[SectionTokens]:
+    """Parts with their tokens; all of the template's together, at the end."""
+    sections: list[SectionTokens] = []
+    template, begin = 0, 0
+    parts: list[Any] = prompt.parts
+    for part in parts[:_PIECES]:
+        end = ends.token_at(part.end) if part is not parts[-1] else ends.count
+        if part.kind == "template":
+            template += end - begin
+        else:
+            sections.append(SectionTokens(part.name.removeprefix("the "), end - begin))
+        begin = end
+    if len(parts) > _PIECES:
+        sections.append(SectionTokens("the rest", ends.count - begin))
+    if template:
+        sections.append(SectionTokens("template", template))
+    return sections
+
+
+def _plain(text: str) -> str:
+    """Text that can be sent, whatever bytes the tokens had."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
