@@ -43,7 +43,7 @@ def create_app(
     Serve it by a runner with `handler_cancellation=True`, that is how the generation of a client that left ends, and
     listen with `connection.Site`.
     `hosts`: names of this machine under which administration is allowed, beside localhost and `config.host`. `clock`
-    (Unix time, s) and `token` (unique texts) make `created` and `id` of replies. `records`: where requests are recorded.
+    (Unix time, s) and `token` (unique texts) make `created` and `id` of replies. `records`: of requests.
     """
     guard = OriginGuard([config.host, *hosts])
     app = web.Application(

@@ -19,14 +19,22 @@ from ..frames import Generate, Message, StableRules
 _BILLING = re.compile(r"^[^\S\n]*x-[\w-]*billing[\w-]*:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
 """A coding agent's header line in the system message: its version, and a number that is new with each request."""
 
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"
 _CLOCK = (
-    r"\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}"
-    r"|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?\s+\d{1,2}\b|\b\d{1,2}(?:st|nd|rd|th)?\s+(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"
+    r"(?:\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}"
+    rf"|\b{_MONTH}[a-z]*\.?\s+\d{{1,2}}\b|\b\d{{1,2}}(?:st|nd|rd|th)?\s+{_MONTH})"
+)
+_CLOCK_WORD = r"(?:time|date|today|now|clock|datetime|timestamp|uhrzeit|datum|heute)"
+_PLACE_WORD = (
+    r"(?:you are in (?:the )?area|the user is in"
+    r"|(?:current |user'?s? )?(?:area|room|location|weather|temperature"
+    r"|session(?: id)?|request(?: id)?|nonce|turn|counter))"
 )
 _VOLATILE_LINE = re.compile(
-    rf"^(?=[^\n]{{1,240}}$)(?:[^\n]*\b(?:time|date|today|now|clock|datetime|timestamp|uhrzeit|datum|heute)\b[^\n]*(?:{_CLOCK})[^\n]*"
-    rf"|[^\n]{{0,40}}(?:{_CLOCK})[^\n]{{0,40}}"
-    r"|(?:[#*\-\s]*)(?:you are in (?:the )?area|the user is in|(?:current |user'?s? )?(?:area|room|location|weather|temperature|session(?: id)?|request(?: id)?|nonce|turn|counter))\b\s*(?:is|:|=)?[^\n]*"
+    r"^(?=[^\n]{1,240}$)(?:"
+    rf"[^\n]*\b{_CLOCK_WORD}\b[^\n]*{_CLOCK}[^\n]*"
+    rf"|[^\n]{{0,40}}{_CLOCK}[^\n]{{0,40}}"
+    rf"|[#*\-\s]*{_PLACE_WORD}\b\s*(?:is|:|=)?[^\n]*"
     r")$",
     re.IGNORECASE | re.MULTILINE,
 )

@@ -64,8 +64,8 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
     if record.get("first_ms"):
         reused = ", ".join(f"{count_text(count)} {tier}" for tier, count in record.get("tiers", {}).items()) or "none"
         lines.append(
-            f"First token after {seconds_text(record['first_ms'] / 1e3)}: {count_text(record.get('prompt', 0))} tokens of"
-            f" prompt, reused: {reused}"
+            f"First token after {seconds_text(record['first_ms'] / 1e3)}:"
+            f" {count_text(record.get('prompt', 0))} tokens of prompt, reused: {reused}"
         )
     if explanation is None:
         return [*lines, "Nothing more is known of it: `records.explain` is off, or it has not ended."]

@@ -58,45 +58,68 @@ def _live(where: str, every: float) -> None:
 
 def page(state: Mapping[str, Any]) -> list[str]:
     """What the page at `/` shows, as lines."""
-    daemon, today, store = state["daemon"], state["today"], state["store"]
+    daemon, first = state["daemon"], state["first_ms"]
     reason = f": {printable(str(daemon['reason']))}" if daemon.get("reason") else ""
-    lines = [f"homeprefixd {state['version']}   {daemon.get('model') or 'no model'} {daemon['state']}{reason}"]
-    lines.append(
-        f"today     {count_text(today['requests'])} requests, {_percent(today['reused'], today['prompt'])} of prompt tokens"
-        f" reused, {duration(today['saved_s'])} saved"
-        + (f", {duration(today['lost_s'])} lost" if today["lost_s"] >= 0.05 else "")
-        + (f", {count_text(today['failed'])} failed" if today["failed"] else "")
-    )
-    first = state["first_ms"]
-    lines.append(f"first token, median   cold {_ms(first['cold'])}   warm {_ms(first['warm'])}")
+    lines = [
+        f"homeprefixd {state['version']}   {daemon.get('model') or 'no model'} {daemon['state']}{reason}",
+        _today(state["today"]),
+        f"first token, median   cold {_ms(first['cold'])}   warm {_ms(first['warm'])}",
+        _tiers(state["store"]),
+        "",
+        "now",
+        *([_running(record, state["now"]) for record in state["running"]] or ["  nothing"]),
+        "",
+        f"last      {'app':24}  {'prompt':>7}  {'reused':>7}  {'first':>7}  {'reply':>6}",
+        *(_ended(record) for record in state["recent"][:_LINES]),
+    ]
+    told = [f"  {_cut(app['app'], 24)}  {printable(app['text'])}" for app in state["apps"] if app["lost_s"] >= 0.05]
+    return [*lines, "", "lost", *told] if told else lines
+
+
+def _today(today: Mapping[str, Any]) -> str:
+    said = [
+        f"{count_text(today['requests'])} requests",
+        f"{_percent(today['reused'], today['prompt'])} of prompt tokens reused",
+        f"{duration(today['saved_s'])} saved",
+    ]
+    if today["lost_s"] >= 0.05:
+        said.append(f"{duration(today['lost_s'])} lost")
+    if today["failed"]:
+        said.append(f"{count_text(today['failed'])} failed")
+    return "today     " + ", ".join(said)
+
+
+def _tiers(store: Mapping[str, Any] | None) -> str:
     if store is None or not store.get("hot"):
-        lines.append("cache     the store is away: requests are computed")
-    else:
-        tiers = (
-            f"{name} {_bar(store[key]['bytes'], store[key]['limit'])} {size_text(store[key]['bytes'])} of {size_text(store[key]['limit'])}"
-            for name, key in (("RAM", "hot"), ("disk", "warm"))
-        )
-        lines.append("cache     " + "   ".join(tiers))
-    lines += ["", "now"]
-    for record in state["running"]:
-        text = {"prefill": "prompt", "decode": "reply"}.get(record.get("state", "queued"), "waits")
-        done = f"{_bar(record.get('done', 0), record.get('prompt', 0))} {count_text(record.get('done', 0))} of {count_text(record.get('prompt', 0))}"
-        lines.append(
-            f"  {_cut(record['app'], 24)}  {text:7} {done}, {count_text(record.get('generated', 0))} written,"
-            f" {duration(state['now'] - record['began'])}"
-        )
-    if not state["running"]:
-        lines.append("  nothing")
-    lines += ["", f"last      {'app':24}  {'prompt':>7}  {'reused':>7}  {'first':>7}  {'reply':>6}"]
-    for record in state["recent"][:_LINES]:
-        at = time.strftime("%H:%M:%S", time.localtime(record["began"]))
-        note = record.get("cause", "").replace("_", " ") if record["state"] == "finished" else record["state"]
-        lines.append(
-            f"{at}  {_cut(record['app'], 24)}  {count_text(record.get('prompt', 0)):>7}  {count_text(record.get('reused', 0)):>7}"
-            f"  {_ms(record.get('first_ms')):>7}  {count_text(record.get('generated', 0)):>6}  {note}".rstrip()
-        )
-    told = [f"{_cut(app['app'], 24)}  {printable(app['text'])}" for app in state["apps"] if app["lost_s"] >= 0.05]
-    return [*lines, "", "lost", *(f"  {line}" for line in told)] if told else lines
+        return "cache     the store is away: requests are computed"
+    said = []
+    for name, key in (("RAM", "hot"), ("disk", "warm")):
+        used, limit = store[key]["bytes"], store[key]["limit"]
+        said.append(f"{name} {_bar(used, limit)} {size_text(used)} of {size_text(limit)}")
+    return "cache     " + "   ".join(said)
+
+
+def _running(record: Mapping[str, Any], now: float) -> str:
+    done, prompt = record.get("done", 0), record.get("prompt", 0)
+    text = {"prefill": "prompt", "decode": "reply"}.get(record.get("state", "queued"), "waits")
+    return (
+        f"  {_cut(record['app'], 24)}  {text:7} {_bar(done, prompt)} {count_text(done)} of {count_text(prompt)},"
+        f" {count_text(record.get('generated', 0))} written, {duration(now - record['began'])}"
+    )
+
+
+def _ended(record: Mapping[str, Any]) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(record["began"]))
+    note = record.get("cause", "").replace("_", " ") if record["state"] == "finished" else record["state"]
+    columns = [
+        f"{at}  {_cut(record['app'], 24)}",
+        f"{count_text(record.get('prompt', 0)):>7}",
+        f"{count_text(record.get('reused', 0)):>7}",
+        f"{_ms(record.get('first_ms')):>7}",
+        f"{count_text(record.get('generated', 0)):>6}",
+        note,
+    ]
+    return "  ".join(columns).rstrip()
 
 
 def duration(seconds: float) -> str:

@@ -52,7 +52,7 @@ class Intake:
         stable: Callable[[Generate], tuple[Generate, dict[str, int]]] = lambda generate: (generate, {}),
         accountant: Accountant | None = None,
     ) -> None:
-        """`stable`: the rules that keep prompts stable, see `chat/stable.py`. `accountant` None: nobody wants to know."""
+        """`stable`: the rules that keep prompts stable, see `chat/stable.py`. `accountant` None: nobody asks."""
         self._stable, self._accountant = stable, accountant
         self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
         self._ctx, self._max_queue = ctx, max_queue

@@ -1,4 +1,4 @@
-"""The causes of a prompt that is not reused as far as it could be: what each is called, what to do, the rule that does it.
+"""Why a prompt is not reused as far as it could be: what each cause is called, what to do, the rule that does it.
 
 Data only. What finds them is in `differences.py` (two prompts) and `conclude.py` (what the cache did).
 """

@@ -55,8 +55,8 @@ _CLOCK_WORD = re.compile(
 )
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
 _UNIT = re.compile(
-    r"\s?(?:°|%|degrees?|grad\b|celsius|fahrenheit|k?wh?\b|kwh\b|lux\b|lx\b|hpa\b|mbar\b|bar\b|km/?h\b|m/s\b|mph\b|ppm\b|db\b|v\b|a\b|hz\b|mm\b|cm\b"
-    r"|µg|eur\b|€|\$|gb\b|mb\b|gib\b|mib\b|c\b|f\b)",
+    r"\s?(?:°|%|degrees?|grad\b|celsius|fahrenheit|k?wh?\b|lux\b|lx\b|hpa\b|mbar\b|bar\b|km/?h\b|m/s\b|mph\b|ppm\b"
+    r"|db\b|v\b|a\b|hz\b|mm\b|cm\b|µg|eur\b|€|\$|gb\b|mb\b|gib\b|mib\b|c\b|f\b)",
     re.I,
 )
 _BILLING = re.compile(r"billing|cc_version=|\bcch=", re.I)
@@ -68,75 +68,6 @@ _STATES = frozenset(
         " partlycloudy clear-night armed disarmed armed_home armed_away detected dry wet low high"
         " above_horizon below_horizon charging full empty an aus auf zu",
     )
-)
-_WORD = re.compile(
-    r"\b(?:id|uuid|guid|nonce|token|session|trace|request|correlation|run|seed|hash|salt|cch)\b\W*[\w-]*$", re.I
-)
-_CLOCK_WORD = re.compile(
-    r"\b(?:time|date|clock|today|now|timestamp|year|hour|minute|day|week|month|epoch|datum|uhrzeit|heute|zeit|jahr)s?\b",
-    re.I,
-)
-_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
-_UNIT = re.compile(
-    r"\s?(?:°|%|degrees?|grad\b|celsius|fahrenheit|k?wh?\b|kwh\b|lux\b|lx\b|hpa\b|mbar\b|bar\b|km/?h\b|m/s\b|mph\b|ppm\b|db\b|v\b|a\b|hz\b|mm\b|cm\b"
-    r"|µg|eur\b|€|\$|gb\b|mb\b|gib\b|mib\b|c\b|f\b)",
-    re.I,
-)
-_BILLING = re.compile(r"billing|cc_version=|\bcch=", re.I)
-_STATES = frozenset(
-    [
-        "on",
-        "off",
-        "open",
-        "opened",
-        "closed",
-        "home",
-        "away",
-        "not_home",
-        "locked",
-        "unlocked",
-        "true",
-        "false",
-        "yes",
-        "no",
-        "playing",
-        "paused",
-        "idle",
-        "unavailable",
-        "unknown",
-        "heating",
-        "cooling",
-        "sunny",
-        "rainy",
-        "rain",
-        "cloudy",
-        "clear",
-        "snow",
-        "snowy",
-        "fog",
-        "foggy",
-        "windy",
-        "partlycloudy",
-        "clear-night",
-        "armed",
-        "disarmed",
-        "armed_home",
-        "armed_away",
-        "detected",
-        "dry",
-        "wet",
-        "low",
-        "high",
-        "above_horizon",
-        "below_horizon",
-        "charging",
-        "full",
-        "empty",
-        "an",
-        "aus",
-        "auf",
-        "zu",
-    ]
 )
 _WORD = re.compile(r"[\w-]+")
 
