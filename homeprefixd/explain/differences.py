@@ -98,14 +98,14 @@ def _why(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
     ordered = _reordered(a, b, place)
     if ordered and (what is None or what.cause in ("counter", "changing_value", "random_id")):
         return ordered, "", None, None
-    if what is not None:
-        cause = "template_clock" if what.cause == "clock" and part.kind == "template" else what.cause
-        return cause, "", what.before, what.after
-    if after.messages is None or part.kind != "message":
+    if after.messages is None or part.kind not in ("message", "system"):
         if _comes_again(b, place, a):
             return "history_truncated", "", None, None
         if _comes_again(a, place, b):
             return "inserted_text", "", None, None
+    if what is not None:
+        cause = "template_clock" if what.cause == "clock" and part.kind == "template" else what.cause
+        return cause, "", what.before, what.after
     return _changed(before, after, a, place, part)
 
 

@@ -19,7 +19,7 @@ CHATML = (
     "{%- endif %}{% for m in messages %}{% if not (loop.first and m.role == 'system') %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
     "{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n"
+    "<|im_end|>\n{% endif %}{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 """In the manner of Qwen: tools behind the system message, thoughts kept."""
 
@@ -29,7 +29,7 @@ LLAMA = (
     "{% endif %}<|eot_id|>{% for m in messages %}{% if m.role != 'system' %}<|start_header_id|>{{ m.role }}<|end_header_id|>"
     "\n\n{% if tools and loop.index0 == 1 %}Given these functions:\n\n{% for t in tools %}{{ t | tojson(indent=4) }}\n\n"
     "{% endfor %}{% endif %}{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
 )
 """In the manner of Llama 3: its own date, tools in the first user message."""
 
@@ -82,7 +82,7 @@ def said(text: str, **more: Any) -> Message:
     return Message("assistant", text, **more)
 
 
-def tool(name: str, about: str = "", **properties: str) -> dict[str, Any]:
+def tool(name: str, about: str = "", /, **properties: str) -> dict[str, Any]:
     described = {
         key: {"type": kind, "description": f"The {key}."} for key, kind in (properties or {"x": "string"}).items()
     }
@@ -332,9 +332,17 @@ def pairs() -> list[Pair]:
             Chat(
                 [system(POLICY), user("Light off.")],
                 TOOLS,
-                reply="<think>\nThe user wants it off.\n</think>\n\nIt is off.",
+                reply="<think>\nThe user wants it off.\n</think>\n\nIt is off now.\nAnything else that I can do for you?",
             ),
-            Chat([system(POLICY), user("Light off."), said("It is off."), user("Thanks.")], TOOLS),
+            Chat(
+                [
+                    system(POLICY),
+                    user("Light off."),
+                    said("It is off now.\nAnything else that I can do for you?"),
+                    user("Thanks."),
+                ],
+                TOOLS,
+            ),
             "thoughts_stripped",
             "message 3",
         ),
