@@ -444,6 +444,15 @@ class Abandon(Frame):
     offsets: list[int]
 
 
+class Neighbour(Frame):
+    """Which stored prompt begins as `tokens` do, and how does it go on? Nothing is loaded or counted."""
+
+    ticket: int
+    namespace: bytes
+    tokens: bytes  # u32 LE
+    beyond: int  # tokens that are wanted behind the first that differs
+
+
 class FileHash(Frame):
     """Ask for the remembered SHA-256 of a file, or (with `sha256`) remember it."""
 
@@ -517,6 +526,7 @@ ToStore = (
     | Stop
     | Verify
     | Resize
+    | Neighbour
 )
 
 
@@ -577,6 +587,13 @@ class Reserved(Frame):
 
     ticket: int
     offsets: list[int]
+
+
+class Neighboured(Frame):
+    """Answer to Neighbour: tokens from the start of the prompt; none if no stored prompt begins so."""
+
+    ticket: int
+    tokens: bytes  # u32 LE
 
 
 class FileHashKnown(Frame):
@@ -658,4 +675,5 @@ FromStore = (
     | Flushed
     | Verified
     | Resized
+    | Neighboured
 )

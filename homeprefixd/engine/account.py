@@ -18,9 +18,13 @@ from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length
 from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens
-from ..prefix.blocks import to_le
+from ..prefix.blocks import common_tokens, from_le, to_le
 
 _LONGEST_REPLY = 1 << 18  # characters of a reply that are remembered
+BEYOND = 256
+"""Tokens of a stored prompt that are looked at behind the first that differs."""
+
+_LEAST_COMMON = 16  # tokens from which a stored prompt is one that resembles
 _PIECES = 400  # sections that are told at most
 
 logger = logging.getLogger(__name__)
@@ -33,10 +37,12 @@ class Accountant:
         self,
         piece: Callable[[int], bytes],
         emit: Callable[[Frame], None],
+        stored: Callable[[str, bytes], bytes] = lambda salt, tokens: b"",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError."""
-        self._piece, self._emit, self._clock = piece, emit, clock
+        """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32 LE)
+        of the stored prompt that begins as the given ones, in a request's salt; asked where none is remembered."""
+        self._piece, self._emit, self._stored, self._clock = piece, emit, stored, clock
         self._memory = Memory()
         self._lock = threading.Lock()
         self._replies: dict[str, list[str]] = {}  # of the requests that run
@@ -86,6 +92,8 @@ class Accountant:
                 self._memory.add(new)
                 self._replies[generate.rid] = []
         sections = _sections(prompt, ends)
+        if found is None and generate.cache:
+            found = self._from_store(new)
         if found is None:
             return Account(generate.rid, sections, False, 0, 0, None, rules, not generate.cache)
         other, common = found
@@ -109,6 +117,15 @@ class Accountant:
             rules,
             not generate.cache,
         )
+
+    def _from_store(self, new: Known) -> tuple[Known, int] | None:
+        """After a restart nothing is remembered, but much is stored."""
+        tokens = self._stored(new.salt, new.tokens)
+        common = common_tokens(tokens, new.tokens)
+        if common < _LEAST_COMMON:
+            return None
+        text = b"".join(map(self._piece, from_le(tokens))).decode(errors="surrogateescape")
+        return Known("", new.client, new.salt, Prompt(text), tokens, frozenset(), done=True), common
 
     @staticmethod
     def _finding(other: Known, prompt: Prompt, ends: _Ends) -> Finding | None:

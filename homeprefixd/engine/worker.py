@@ -49,6 +49,8 @@ from ..prefix.blocks import MODEL_NAME
 from .failures import failure_of
 
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
+    from .account import Accountant
+    from .bindings import Model
     from .intake import Intake
     from .namespaces import Namespaces
     from .scheduler import Engine
@@ -56,6 +58,7 @@ if TYPE_CHECKING:  # they load llama.cpp, see `build`
 DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
 _HEARTBEAT = 1.0  # seconds
 _NAMESPACE_PATIENCE = 2.0  # seconds that `Ready` may wait for the model's hash
+_NEIGHBOUR_PATIENCE = 0.05  # seconds that the store may take to say what a new prompt resembles
 _LAST_STEP = 10.0  # seconds that a step may still take once the daemon is gone
 NO_RULES = StableRules(drop_billing_line=False, freeze_clock=False)
 _MAX_PARALLEL = 255  # llama.cpp has 256 sequence ids, one is scratch
@@ -174,7 +177,6 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     from ..chat import stable
     from ..chat.prompt import PromptBuilder
     from . import capacity
-    from .account import Accountant
     from .bindings import Context, ContextSettings, Model
     from .fingerprint import describe, library_hashes
     from .intake import Intake
@@ -235,7 +237,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         )
         saver = Saver(store, slicer, model, namespaces, counters)
         restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
-    accountant = Accountant(functools.partial(model.piece, special=True), emit) if load.explain else None
+    accountant = _accountant(model, emit, store, namespaces) if load.explain else None
     emit = emit if accountant is None else accountant.watch
     engine = Engine(model, context, settings, emit, counters, saver, restorer)
     rules = load.stable or NO_RULES
@@ -272,6 +274,16 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         namespace={},
     )
     return Worker(engine, intake, namespaces, store, info, emit)
+
+
+def _accountant(model: Model, emit: Callable[[Frame], None], store: Any, namespaces: Namespaces | None) -> Accountant:
+    from .account import BEYOND, Accountant
+
+    def stored(salt: str, tokens: bytes) -> bytes:
+        namespace = namespaces.opened(salt) if namespaces is not None else None
+        return b"" if namespace is None else store.neighbour(namespace, tokens, BEYOND, _NEIGHBOUR_PATIENCE)
+
+    return Accountant(functools.partial(model.piece, special=True), emit, stored)
 
 
 def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:

@@ -41,6 +41,8 @@ from ..frames import (
     ListPrefixes,
     Match,
     NamespaceOpened,
+    Neighbour,
+    Neighboured,
     OpenNamespace,
     Plan,
     Prefixes,
@@ -64,6 +66,7 @@ from .arena import Arena
 from .cache import Cache, Lease
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, OtherFormatError, UnreadableError
+from .neighbours import neighbour
 from .policy import Worth
 from .preloading import Preloader
 from .session import Session
@@ -202,6 +205,9 @@ class Connection:
                 self._send(NamespaceOpened(frame.ticket, namespace, mismatch))
             case FileHash():
                 self._file_hash(frame)
+            case Neighbour():
+                found = neighbour(self._cache, frame.namespace, frame.tokens, frame.beyond)
+                self._send(Neighboured(frame.ticket, found))
             case Hello():
                 arena = self._cache.arena
                 welcome = Welcome(arena.limit if frame.arena else 0, self._service.store_id)

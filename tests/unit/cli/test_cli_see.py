@@ -44,12 +44,22 @@ OVERVIEW: dict[str, Any] = {
     "version": "0.1.0",
     "daemon": {"state": "ok", "model": "smol", "reason": "", "workers": []},
     "store": {"hot": {"bytes": 1 << 30, "limit": 2 << 30}, "warm": {"bytes": 0, "limit": 1 << 30}},
-    "today": {"requests": 12, "failed": 1, "prompt": 20000, "reused": 15000, "generated": 300, "saved_s": 71.5, "lost_s": 9.7},
+    "today": {
+        "requests": 12,
+        "failed": 1,
+        "prompt": 20000,
+        "reused": 15000,
+        "generated": 300,
+        "saved_s": 71.5,
+        "lost_s": 9.7,
+    },
     "first_ms": {"cold": 9830.0, "warm": 112.0},
-    "apps": [{"app": "HomeApp", "requests": 12, "lost_s": 9.7, "text": "lost 9.7 s since 08:00, most of it to a clock"}],
+    "apps": [
+        {"app": "HomeApp", "requests": 12, "lost_s": 9.7, "text": "lost 9.7 s since 08:00, most of it to a clock"}
+    ],
     "running": [{**RECORD, "state": "prefill", "done": 1000, "began": 1_795_986_925.0}],
     "recent": [RECORD],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -62,8 +72,15 @@ def seen(daemon: Any) -> Any:
 def test_top_in_a_pipe(command: Callable[..., Any], seen: Any) -> None:
     said = command("top", "--url", seen.url)
     assert said.code == 0, said.err
-    for text in ("smol ok", "12 requests, 75% of prompt tokens reused, 72 s saved, 9.70 s lost, 1 failed", "cold 9.83 s",
-                 "RAM ██████████░░░░░░░░░░ 1.0 GiB of 2.0 GiB", "1,000 of 2,231", "clock", "most of it to a clock"):  # fmt: skip
+    for text in (
+        "smol ok",
+        "12 requests, 75% of prompt tokens reused, 72 s saved, 9.70 s lost, 1 failed",
+        "cold 9.83 s",
+        "RAM ██████████░░░░░░░░░░ 1.0 GiB of 2.0 GiB",
+        "1,000 of 2,231",
+        "clock",
+        "most of it to a clock",
+    ):
         assert text in said.out
     assert json.loads(command("top", "--url", seen.url, "--json").out) == OVERVIEW
 
