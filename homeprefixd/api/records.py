@@ -174,10 +174,10 @@ class Records:
         if rate:
             record.saved_s = max(0.0, timings.cache_n / rate - timings.restore_ms / 1e3)
         found = conclude(record.id, account, timings, rate) if account is not None else None
-        if found is not None:
+        record.explanation = found
+        if found is not None and found.tokens_lost:
             record.cause, record.place = found.cause, found.place
             record.lost, record.lost_s = found.tokens_lost, found.seconds_lost or 0.0
-            record.explanation = found
 
     def end(self, record: Record, state: State, error: str = "", total_ms: float = 0.0) -> None:
         """However it ended; only the first time counts."""

@@ -120,6 +120,8 @@ def _changed(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> W
     if short and len(behind[0]) >= _FOUND_AGAIN and behind[0][:_FOUND_AGAIN] == behind[1][:_FOUND_AGAIN]:
         shown = [text[start:end] for text, (start, end) in zip((a, b), lines, strict=True)]
         return "changing_value", "", shown[0], shown[1]
+    if part.kind == "system" and _comes_again(a, place, b):
+        return "inserted_text", "", None, None
     return "changed_text", "", None, None
 
 
@@ -256,8 +258,7 @@ def _is_blank_only(a: str, b: str, place: int) -> bool:
     if not (a[place : place + 1].isspace() or b[place : place + 1].isspace()):
         return False
     sa, sb = _BLANK.sub("", wa), _BLANK.sub("", wb)
-    least = min(len(sa), len(sb), 40)
-    return least >= 8 and sa[:least] == sb[:least]
+    return common_length(sa, sb) >= 16
 
 
 def _comes_again(text: str, place: int, other: str) -> bool:

@@ -46,7 +46,7 @@ _IDS = tuple(
         r"(?<![0-9A-Za-z])[A-Za-z]{2,12}[_-](?=[0-9A-Za-z]*\d)[0-9A-Za-z]{4,}\b",
     )
 )
-_ID_WORD = re.compile(r"\b(?:id|uuid|guid|nonce|token|session|trace|correlation|seed|hash|salt|cch)\b\W*[\w-]*$", re.I)
+_ID_WORD = re.compile(r"\b(?:id|uuid|guid|nonce|token|session|trace|correlation|seed|hash|salt|cch)\b\W*[\w-]*$", re.IGNORECASE)
 _CLOCK_WORD = re.compile(
     r"\b(?:time|date|clock|today|now|timestamp|year|hour|minute|day|week|month|epoch|datum|uhrzeit|heute|zeit|jahr)s?\b",
     re.I,
@@ -150,6 +150,8 @@ def _number(a: str, b: str, at: int, line: str) -> Volatile | None:
 
 def _state(a: str, b: str, at: int) -> Volatile | None:
     found = _both((_WORD,), a, b, at, "changing_value")
+    if found is not None and _ID_WORD.search(a[: a.rfind(found.before, 0, at + len(found.before))].rstrip()):
+        return found._replace(cause="random_id")
     if found is None or not {found.before.lower(), found.after.lower()} <= _STATES:
         return None
     return found

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from homeprefixd.errors import HomeprefixdError, NotFoundError
 from homeprefixd.frames import (
     Accepted,
@@ -93,7 +95,7 @@ class ScriptedGeneration:
             self.finished = isinstance(step, Finished)
             if isinstance(step, Finished) and not self.request.stream:
                 whole = "".join(part.text for part in self.script if isinstance(part, Delta))
-                step = Finished(step.rid, step.reason, whole, step.stop, step.timings)
+                step = msgspec.structs.replace(step, text=whole)
             yield step
 
 
