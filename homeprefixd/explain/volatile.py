@@ -46,7 +46,9 @@ _IDS = tuple(
         r"(?<![0-9A-Za-z])[A-Za-z]{2,12}[_-](?=[0-9A-Za-z]*\d)[0-9A-Za-z]{4,}\b",
     )
 )
-_ID_WORD = re.compile(r"\b(?:id|uuid|guid|nonce|token|session|trace|correlation|seed|hash|salt|cch)\b\W*[\w-]*$", re.IGNORECASE)
+_ID_WORD = re.compile(
+    r"\b(?:id|uuid|guid|nonce|token|session|trace|correlation|seed|hash|salt|cch)\b\W*[\w-]*$", re.IGNORECASE
+)
 _CLOCK_WORD = re.compile(
     r"\b(?:time|date|clock|today|now|timestamp|year|hour|minute|day|week|month|epoch|datum|uhrzeit|heute|zeit|jahr)s?\b",
     re.I,
