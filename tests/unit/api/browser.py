@@ -7,7 +7,9 @@ import base64
 import contextlib
 import itertools
 import json
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,7 @@ async def open_page(browser: str, url: str, profile: Path) -> AsyncIterator[Tab]
         "about:blank",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         port = profile / "DevToolsActivePort"
@@ -134,5 +137,5 @@ async def open_page(browser: str, url: str, profile: Path) -> AsyncIterator[Tab]
                     reader.cancel()
                     await asyncio.gather(reader, return_exceptions=True)
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its helpers hold connections, too
         await process.wait()

@@ -1,6 +1,6 @@
 """The page in a real browser, where this machine has one: what it shows, by keyboard, on a phone, light and dark.
 
-HOMEPREFIXD_PICTURES=DIR keeps pictures of it.
+PICTURES_OF_THE_PAGE=DIR keeps pictures of it.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def test_every_size_and_both_colours(
     for part in ("body", ".small", "button.main", "pre del"):
         ratio = await tab.value(f"({CONTRAST})(document.querySelector({part!r}))")
         assert ratio >= 4.5, (part, ratio)  # as WCAG AA asks for
-    where = Path(os.environ.get("HOMEPREFIXD_PICTURES") or tmp_path)
+    where = Path(os.environ.get("PICTURES_OF_THE_PAGE") or tmp_path)
     await tab.picture(where / f"page-{width}-{'dark' if dark else 'light'}.png")
 
 
