@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal
 
 from ..errors import HomeprefixdError
-from ..frames import Account, Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
+from ..frames import Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
 from ..models.backend import Backend, Event, Generation
 from .records import CACHED, Record, Records
 
@@ -89,7 +89,6 @@ class ObservedGeneration:
         self._observations = observations
         self._records = records
         self._record = record
-        self._account: Account | None = None
         self._clock = clock
         self._events: AsyncIterator[Event] | None = None
         self._begun = clock()
@@ -124,10 +123,6 @@ class ObservedGeneration:
             self._events = self._inner.__aiter__()
         try:
             event = await self._events.__anext__()
-            while isinstance(event, Account):
-                self._account = event
-                self._records.account(self._record, event)
-                event = await self._events.__anext__()
         except HomeprefixdError as error:
             self._end(outcome_of(error), error.message)
             raise
@@ -162,7 +157,7 @@ class ObservedGeneration:
             self._observations.wait_for_first(self._model, cached, waited)
             self._record.first_ms = waited * 1e3
         self._observations.count_prompt(self._model, event)
-        self._records.finish(self._record, event, self._account)
+        self._records.finish(self._record, event, getattr(self._inner, "account", None))
         self._end("left" if event.reason == "cancelled" else "finished")
 
     def _end(self, outcome: Outcome, error: str = "") -> None:

@@ -147,18 +147,13 @@ class Records:
         self.running[record.id] = record
         self.changed()
 
-    def account(self, record: Record, account: Account) -> None:
-        """What the worker told of the prompt."""
-        record.sections = account.sections
-        record.rules = account.rules
-
     def progress(self, record: Record, event: Progress) -> None:
         record.state = "prefill"
         record.prompt, record.reused, record.done = event.total, event.reused, event.done
         self.changed()
 
     def finish(self, record: Record, event: Finished, account: Account | None) -> None:
-        """The reply is whole: its figures."""
+        """The reply is whole: its figures. `account`: what the worker told of the prompt, where it did."""
         timings = event.timings
         record.ended = event.reason
         record.prompt, record.done = timings.total_prompt_n, timings.total_prompt_n
@@ -173,6 +168,8 @@ class Records:
         rate = self._rate(record.model, timings.prompt_n, timings.prompt_ms / 1e3)
         if rate:
             record.saved_s = max(0.0, timings.cache_n / rate - timings.restore_ms / 1e3)
+        if account is not None:
+            record.sections, record.rules = account.sections, account.rules
         found = conclude(record.id, account, timings, rate) if account is not None else None
         record.explanation = found
         if found is not None and found.tokens_lost:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from ..frames import (
     Accepted,
-    Account,
     Conversion,
     Converted,
     Delta,
@@ -24,8 +23,7 @@ from ..frames import (
     Verified,
 )
 
-Event = Accepted | Account | Progress | Delta | Finished
-"""`Account` is for who watches (`api/observed.py`): those that write replies never get it."""
+Event = Accepted | Progress | Delta | Finished
 
 
 class Generation(Protocol):

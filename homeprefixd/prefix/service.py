@@ -206,8 +206,8 @@ class Connection:
             case FileHash():
                 self._file_hash(frame)
             case Neighbour():
-                found = neighbour(self._cache, frame.namespace, frame.tokens, frame.beyond)
-                self._send(Neighboured(frame.ticket, found))
+                path = neighbour(self._cache, frame.namespace, frame.tokens, frame.beyond)
+                self._send(Neighboured(frame.ticket, path))
             case Hello():
                 arena = self._cache.arena
                 welcome = Welcome(arena.limit if frame.arena else 0, self._service.store_id)

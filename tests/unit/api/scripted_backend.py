@@ -11,6 +11,7 @@ import msgspec
 from homeprefixd.errors import HomeprefixdError, NotFoundError
 from homeprefixd.frames import (
     Accepted,
+    Account,
     Conversion,
     Converted,
     Delta,
@@ -60,7 +61,7 @@ MODEL = ModelInfo(
     namespace={},
 )
 
-Step = Event | HomeprefixdError | Exception | Callable[[], Awaitable[None]]
+Step = Event | Account | HomeprefixdError | Exception | Callable[[], Awaitable[None]]
 """What a generation does next: give an event, raise, or wait."""
 
 
@@ -73,6 +74,7 @@ class ScriptedGeneration:
         self.entered = False
         self.finished = False
         self.left = asyncio.Event()
+        self.account: Account | None = None
 
     async def __aenter__(self) -> ScriptedGeneration:
         self.entered = True
@@ -91,6 +93,9 @@ class ScriptedGeneration:
                 await step()
                 continue
             if isinstance(step, Delta) and not self.request.stream:
+                continue
+            if isinstance(step, Account):
+                self.account = step
                 continue
             self.finished = isinstance(step, Finished)
             if isinstance(step, Finished) and not self.request.stream:
