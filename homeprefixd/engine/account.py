@@ -24,6 +24,7 @@ _LONGEST_REPLY = 1 << 18  # characters of a reply that are remembered
 BEYOND = 256
 """Tokens of a stored prompt that are looked at behind the first that differs."""
 
+_SEAM = 2  # tokens at a prompt's end that may be others once a reply follows
 _LEAST_COMMON = 16  # tokens from which a stored prompt is one that resembles
 _PIECES = 400  # sections that are told at most
 
@@ -99,7 +100,7 @@ class Accountant:
         other, common = found
         whole = other.prompt.text + other.prompt.reply
         known = common
-        if common * 4 == len(other.tokens):
+        if len(other.tokens) // 4 - common <= _SEAM:
             known = max(common, ends.token_at(common_length(whole, text)))
         finding = self._finding(other, prompt, ends)
         if other.salt != generate.salt:
