@@ -277,6 +277,8 @@ class Records:
 def app_name(client: str) -> str:
     """The app behind `Generate.client`: a key's name, or what the client calls itself, without address and version."""
     first, _, agent = client.partition(" ")
+    if first == "key" and agent:
+        return agent
     try:
         ipaddress.ip_address(first.partition("%")[0])
     except ValueError:

@@ -236,6 +236,7 @@ async def test_the_file_has_text_only_where_it_is_wanted(tmp_path: Path, text: s
         ("::1 curl/8", "curl"),
         ("192.168.1.7 ", "192.168.1.7"),
         ("kitchen tablet", "kitchen tablet"),
+        ("key kitchen", "kitchen"),
         ("", "unknown"),
     ],
 )
