@@ -33,6 +33,10 @@ SLOWEST = 3.0
 _RUNNING = 1.0  # seconds between events while requests run: their replies grow without a word
 
 
+_OPTIONAL = {"/models/details": "models", "/cache/pin": "pin", "/cache/warm": "warm"}
+"""Routes of other rooms that the page uses where they are there."""
+
+
 def shown(record: Record) -> dict[str, Any]:
     """A record for lists: without text of prompts."""
     built: dict[str, Any] = msgspec.to_builtins(without_text(record))
@@ -95,6 +99,10 @@ async def events(request: web.Request) -> web.StreamResponse:
     return stream.response
 
 
+def _paths(app: web.Application) -> set[str]:
+    return {resource.canonical for resource in app.router.resources()}
+
+
 async def _store(app: web.Application) -> dict[str, Any] | None:
     """Figures of the tiers; None while the store is away."""
     try:
@@ -109,6 +117,7 @@ def _overview(app: web.Application, store: dict[str, Any] | None, after: int) ->
     return {
         "now": time.time(),
         "version": __version__,
+        "can": sorted(name for path, name in _OPTIONAL.items() if path in _paths(app)),
         "daemon": app[BACKEND].status(),
         "store": store,
         "today": msgspec.to_builtins(kept.today()),

@@ -17,7 +17,8 @@ POLICY = "\n".join(f"{number}. The window in room {number} stays as it is at nig
 
 
 def chat(first: str, question: str = "Is the kitchen window open?") -> list[Message]:
-    return [Message("system", f"You are kind, and you answer as somebody who lives in this house would.\n{first}\n{POLICY}"), Message("user", question)]
+    policy = f"You are kind, and you answer as somebody who lives in this house would.\n{first}\n{POLICY}"
+    return [Message("system", policy), Message("user", question)]
 
 
 def account(running: Running, rid: str) -> Account:
