@@ -107,3 +107,50 @@ def test_requests_without_the_cache(run: Callable[..., Running], model: Path) ->
     assert isinstance(end, Finished)
     assert end.stored == 0
     assert conclude(end.rid, account(running, end.rid), end.timings, 0.0).cause == "cache_off"
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if loop.first %}{% for tool in tools or [] %}\n"
+    "{{ tool | tojson }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+BILLING = "x-anthropic-billing-header: cc_version=2.1.37; cch={};\nYou are a coding agent."
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": f"Does what {name} says, in the room that is named."},
+    }
+    for name in ("turn_on", "turn_off", "set_temperature", "open_cover", "close_cover", "lock")
+]
+TURNED = [{"function": dict(reversed(tool["function"].items())), "type": "function"} for tool in TOOLS]
+Shape = tuple[str, StableRules | None, tuple[str, str], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
+SHAPES: list[Shape] = [
+    ("billing_line", StableRules(), (BILLING.format("91b0c"), BILLING.format("04f2e")), ([], [])),
+    ("clock", StableRules(move_volatile_line=True), ("It is 21:15.", "It is 21:16."), ([], [])),
+    ("area", StableRules(move_volatile_line=True), ("You are in area Hall.", "You are in area Attic."), ([], [])),
+    ("tools", StableRules(sort_tools=True), ("Hello.", "Hello."), (TOOLS, TOOLS[::-1])),
+    ("keys", StableRules(sort_keys=True), ("Hello.", "Hello."), (TOOLS, TURNED)),
+]
+
+
+@pytest.mark.parametrize(("name", "rules", "first", "tools"), SHAPES, ids=[shape[0] for shape in SHAPES])
+def test_from_no_reuse_to_full_reuse(
+    run: Callable[..., Running],
+    model: Path,
+    name: str,
+    rules: StableRules,
+    first: tuple[str, str],
+    tools: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+) -> None:
+    """The shapes that people complain of: with the rule, only what is asked is computed."""
+    computed = []
+    for stable in (None, rules):
+        running = run(model, chat_template=TEMPLATE, stable=stable)
+        running.known()
+        for line, own in zip(first, tools, strict=True):
+            messages = [Message("system", f"{line}\n{POLICY}"), Message("user", "Is the window open?")]
+            _text, end = running.ask(messages, 2, tools=own or None)
+        computed.append((end.timings.prompt_n, end.timings.total_prompt_n))
+    (without, total), (with_rule, _total) = computed
+    assert without > total / 3, "nothing to gain: the shape is no problem"
+    assert with_rule <= 40, "a moved line and a question"
+    assert name
