@@ -47,6 +47,8 @@ class Observations:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, Outcome]] = Counter()
         self.prefix_tokens: Counter[tuple[str, str, str]] = Counter()  # model, outcome, tier
+        self.lost_tokens: Counter[tuple[str, str]] = Counter()  # model, cause
+        self.rules: Counter[tuple[str, str]] = Counter()  # model, rule
         self.first_token: dict[tuple[str, bool], Histogram] = {}  # s
         self.inter_token: dict[tuple[str, bool], Histogram] = {}  # s
 
@@ -56,6 +58,13 @@ class Observations:
         self.prefix_tokens[model, "computed", "none"] += timings.prompt_n
         for tier, count in timings.cache_tiers.items():
             self.prefix_tokens[model, "reused", tier] += count
+
+    def count_record(self, model: str, record: Record) -> None:
+        """What was lost of a reply's prompt, and which rules kept it stable."""
+        if record.cause:
+            self.lost_tokens[model, record.cause] += record.lost
+        for rule, count in record.rules.items():
+            self.rules[model, rule] += count
 
     def wait_for_first(self, model: str, cached: bool, seconds: float) -> None:
         key = model, cached
@@ -158,6 +167,7 @@ class ObservedGeneration:
             self._record.first_ms = waited * 1e3
         self._observations.count_prompt(self._model, event)
         self._records.finish(self._record, event, getattr(self._inner, "account", None))
+        self._observations.count_record(self._model, self._record)
         self._end("left" if event.reason == "cancelled" else "finished")
 
     def _end(self, outcome: Outcome, error: str = "") -> None:

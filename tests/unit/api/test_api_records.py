@@ -91,6 +91,9 @@ async def test_an_explanation(client: TestClient, backend: ScriptedBackend) -> N
         assert told["seconds_lost"] == pytest.approx(30 * 0.018 / 36)
         assert told["rule"] == "move_volatile_line"
         assert "a clock or date in the system message" in told["text"]
+    metrics = await (await client.get("/metrics")).text()
+    assert 'homeprefixd_lost_tokens_total{cause="clock",model="demo"} 30.0' in metrics
+    assert 'homeprefixd_stable_rules_total{model="demo",rule="drop_billing_line"} 1.0' in metrics
     [app] = (await (await client.get("/cache/overview")).json())["apps"]
     assert app["causes"] == {"clock": pytest.approx(0.015)}
     assert "clock" in app["text"]
