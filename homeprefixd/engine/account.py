@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ BEYOND = 256
 
 _SEAM = 2  # tokens at a prompt's end that may be others once a reply follows
 _LEAST_COMMON = 16  # tokens from which a stored prompt is one that resembles
+_EARLY = 64  # requests that ended before they were accounted for, of which one knows it
 _PIECES = 400  # sections that are told at most
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Accountant:
         self._memory = Memory()
         self._lock = threading.Lock()
         self._replies: dict[str, list[str]] = {}  # of the requests that run
+        self._early: deque[str] = deque(maxlen=_EARLY)
         self.seconds = 0.0  # spent in `take`, in all
         self.count = 0
 
@@ -59,12 +62,16 @@ class Accountant:
                     parts.append(frame.reasoning + frame.text)
             case Finished():
                 parts = self._replies.pop(frame.rid, None)
-                if parts is not None:
+                if parts is None:
+                    self._early.append(frame.rid)
+                else:
                     reply = frame.reasoning + "".join(parts) + frame.text
                     with self._lock:
                         self._memory.end(frame.rid, reply[:_LONGEST_REPLY], whole=frame.reason != "cancelled")
             case Failure(rid=str(rid)):
-                if self._replies.pop(rid, None) is not None:
+                if self._replies.pop(rid, None) is None:
+                    self._early.append(rid)
+                else:
                     with self._lock:
                         self._memory.forget(rid)
         self._emit(frame)
@@ -89,7 +96,7 @@ class Accountant:
         new = Known(generate.rid, generate.client, generate.salt, prompt, to_le(tokens), words_of(tokens))
         with self._lock:
             found = self._memory.resembles(new)
-            if generate.cache:
+            if generate.cache and generate.rid not in self._early:
                 self._memory.add(new)
                 self._replies[generate.rid] = []
         sections = _sections(prompt, ends)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +70,19 @@ def seen(daemon: Any) -> Any:
     daemon.answers["GET /cache/overview"] = 200, OVERVIEW
     daemon.answers["GET /cache/explain/last"] = 200, {"record": RECORD, "explanation": EXPLANATION}
     return daemon
+
+
+def test_the_shell_completes() -> None:
+    environ = {
+        **os.environ,
+        "_HOMEPREFIXD_COMPLETE": "bash_complete",
+        "COMP_WORDS": "homeprefixd ex",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "homeprefixd"], env=environ, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "plain,explain\n"
 
 
 def test_top_in_a_pipe(command: Callable[..., Any], seen: Any) -> None:

@@ -128,6 +128,15 @@ def test_what_is_not_known_to_the_end_was_not_evicted() -> None:
     assert not account.resembles
 
 
+def test_one_that_ends_before_it_is_accounted_for() -> None:
+    worker = Worker()
+    worker.accountant.watch(Finished("a", "stop", "Yes.", None, timings(0, 1)))
+    worker.ask("a", CLOCKS[0], reply=None)
+    assert not worker.accountant._replies  # nothing is left of it
+    account, _count = worker.ask("b", CLOCKS[0])
+    assert not account.resembles
+
+
 def test_another_salt() -> None:
     worker = Worker()
     worker.ask("a", CLOCKS[0], salt="anna")
