@@ -12,6 +12,7 @@ from ..prefix.blocks import common_tokens
 from .prompt import Prompt
 
 _LEAST_LIKENESS = 0.4
+_SAME_CLIENT = 0.25  # what it counts beside likeness and what is shared, each up to 1
 _EARLY = 4096  # tokens of a prompt whose set tells how alike two are
 
 
@@ -65,7 +66,7 @@ class Memory:
         The same beginning counts most: that is what could have been reused. Where there is hardly any, the same words
         tell that it is the same kind of prompt, and the same client that it is the same app.
         """
-        best: tuple[float, Known, int] | None = None
+        best: tuple[bool, float, Known, int] | None = None
         size = max(1, len(new.tokens) // 4)
         for known in reversed(self._known.values()):
             common = common_tokens(known.tokens, new.tokens)
@@ -73,10 +74,11 @@ class Memory:
             likeness = both / max(1, min(len(known.words), len(new.words)))
             if common * 2 < size and likeness < _LEAST_LIKENESS:
                 continue
-            score = common / size + likeness + 0.25 * (known.client == new.client) + 0.25 * (known.salt == new.salt)
-            if best is None or score > best[0] + 1e-9:  # of equals, the last
-                best = score, known, common
-        return (best[1], best[2]) if best is not None else None
+            same = known.salt == new.salt  # another's is of use only where there is none of its own
+            score = common / size + likeness + _SAME_CLIENT * (known.client == new.client)
+            if best is None or (same, score) > (best[0], best[1] + 1e-9 * (same == best[0])):  # of equals, the last
+                best = same, score, known, common
+        return (best[2], best[3]) if best is not None else None
 
 
 def words_of(tokens: list[int]) -> frozenset[int]:

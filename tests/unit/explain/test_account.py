@@ -146,6 +146,15 @@ def test_another_salt() -> None:
     assert "cache_salt" in told.text
 
 
+def test_ones_own_salt_comes_first() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0], salt="anna")
+    worker.ask("b", CLOCKS[1], salt="bernd")
+    account, _count = worker.ask("c", CLOCKS[1], salt="anna")
+    assert account.finding is not None
+    assert account.finding.cause == "clock"
+
+
 def test_no_cache_was_wanted() -> None:
     worker = Worker()
     worker.ask("a", CLOCKS[0])
