@@ -53,6 +53,11 @@ def create_app(
     app[OBSERVATIONS] = observations = Observations()
     app[BACKEND] = ObservedBackend(backend, observations, records=kept)
     app[RECORDS] = kept
+
+    async def end(_app: web.Application) -> None:
+        await kept.close()
+
+    app.on_cleanup.append(end)
     app[ADMIN] = admin
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)

@@ -115,8 +115,11 @@ class Records:
         keep: int = 500,
         sink: Callable[[Record], None] | None = None,
         clock: Callable[[], float] = time.time,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`keep`: records of ended requests. `sink` gets each when it has ended. `clock`: Unix time, s."""
+        """`keep`: records of ended requests. `sink` gets each when it has ended; `close`, which may wait for a disk, is
+        called at the end. `clock`: Unix time, s."""
+        self._close = close
         self.running: dict[str, Record] = {}
         self.recent: deque[Record] = deque(maxlen=keep)
         self.day = Day()
@@ -202,6 +205,10 @@ class Records:
             now = tokens / seconds
             known = self._rates[model] = _RATE_MEMORY * known + (1 - _RATE_MEMORY) * now if known else now
         return known
+
+    async def close(self) -> None:
+        """At the daemon's end: what the sink still has to write is written."""
+        await asyncio.to_thread(self._close)
 
     # ------------------------------------------------------------------------------------------------- reading
 
