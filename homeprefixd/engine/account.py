@@ -48,7 +48,7 @@ class Accountant:
         self._piece, self._emit, self._stored, self._clock = piece, emit, stored, clock
         self._memory = Memory()
         self._lock = threading.Lock()
-        self._replies: dict[str, list[str]] = {}  # of the requests that run
+        self._replies: dict[str, _Reply] = {}  # of the requests that run
         self._early: deque[str] = deque(maxlen=_EARLY)
         self.seconds = 0.0  # spent in `take`, in all
         self.count = 0
@@ -59,15 +59,15 @@ class Accountant:
             case Delta():
                 parts = self._replies.get(frame.rid)
                 if parts is not None:
-                    parts.append(frame.reasoning + frame.text)
+                    parts.add(frame)
             case Finished():
                 parts = self._replies.pop(frame.rid, None)
                 if parts is None:
                     self._early.append(frame.rid)
                 else:
-                    reply = frame.reasoning + "".join(parts) + frame.text
+                    parts.add(frame)
                     with self._lock:
-                        self._memory.end(frame.rid, reply[:_LONGEST_REPLY], whole=frame.reason != "cancelled")
+                        self._memory.end(frame.rid, parts.text()[:_LONGEST_REPLY], whole=frame.reason != "cancelled")
             case Failure(rid=str(rid)):
                 if self._replies.pop(rid, None) is None:
                     self._early.append(rid)
@@ -98,7 +98,7 @@ class Accountant:
             found = self._memory.resembles(new)
             if generate.cache and generate.rid not in self._early:
                 self._memory.add(new)
-                self._replies[generate.rid] = []
+                self._replies[generate.rid] = _Reply()
         sections = _sections(prompt, ends)
         if found is None and generate.cache:
             found = self._from_store(new)
@@ -151,6 +151,24 @@ class Accountant:
             alike=round(left * min(1.0, found.alike / rest)) if rest > 0 else 0,
             rule=found.rule,
         )
+
+
+class _Reply:
+    """What is generated, as it comes. Thoughts stand before the rest, in the marks that most models use."""
+
+    def __init__(self) -> None:
+        self._thoughts: list[str] = []
+        self._parts: list[str] = []
+
+    def add(self, frame: Delta | Finished) -> None:
+        if frame.reasoning:
+            self._thoughts.append(frame.reasoning)
+        if frame.text:
+            self._parts.append(frame.text)
+
+    def text(self) -> str:
+        thoughts, rest = "".join(self._thoughts), "".join(self._parts)
+        return f"<think>\n{thoughts.strip()}\n</think>\n\n{rest.lstrip()}" if thoughts else rest
 
 
 class _Ends:

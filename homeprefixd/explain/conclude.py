@@ -45,7 +45,12 @@ def conclude(rid: str, account: Account, timings: Timings, rate: float) -> Expla
     reused, total = timings.cache_n, timings.total_prompt_n
     finding = account.finding
     cause, place, token, lost, rule = _gone(account, reused, total)
-    by_difference = finding is not None and finding.alike >= _LEAST_LOSS and finding.alike > lost
+    by_difference = (
+        finding is not None
+        and finding.alike >= _LEAST_LOSS
+        and finding.alike > lost
+        and (reused <= finding.token + _SLACK or finding.cause == "other_namespace")  # what was reused is the truth
+    )
     if finding is not None and by_difference:
         cause, place, token, rule = finding.cause, finding.place, finding.token, finding.rule
         lost = min(finding.alike, max(0, total - reused))

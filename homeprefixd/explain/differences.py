@@ -20,7 +20,7 @@ from .volatile import volatile
 
 _WINDOW = 16_384  # characters behind the difference that are compared
 _SHOWN = 48  # characters of each text that are shown
-_SEGMENT = re.compile(r"[^\n,;{}]+")
+_SEGMENT = re.compile(r"[^\n,.;{}<>|]+")
 _THOUGHT = re.compile(
     r"<think|</think|<\|channel\|>\s*analysis|<reasoning|<thought|\[THINK\]|<seed:think", re.IGNORECASE
 )

@@ -14,7 +14,7 @@ from homeprefixd.engine.account import Accountant
 from homeprefixd.explain.conclude import Explanation, conclude
 from homeprefixd.explain.memory import Known, Memory, words_of
 from homeprefixd.explain.prompt import Prompt
-from homeprefixd.frames import Account, Delta, Failure, Finished, Frame, Generate, Sampling, Timings
+from homeprefixd.frames import Account, Delta, Failure, Finished, Frame, Generate, Message, Sampling, Timings
 from homeprefixd.prefix.blocks import from_le, to_le
 
 
@@ -99,9 +99,7 @@ def test_the_next_turn() -> None:
     reply = "It is on now, and so is the one in the hall, as you have asked for before you went out to the garden, yes."
     prompt, reply_tokens = len(worker.words.tokens(before.prompt().text)), len(worker.words.tokens(reply))
     worker.ask("a", before, reply)
-    after = Chat(
-        [*before.messages, msgspec.convert({"role": "assistant", "content": reply}, type(user(""))), user("Why?")]
-    )
+    after = Chat([*before.messages, Message("assistant", reply), user("Why?")])
     account, count = worker.ask("b", after)
     assert account.finding is None
     assert account.known_prompt == prompt
@@ -126,6 +124,23 @@ def test_what_is_not_known_to_the_end_was_not_evicted() -> None:
     worker.accountant.watch(Failure("b", "WorkerDiedError", "died"))
     account, _count = worker.ask("c", CLOCKS[0])
     assert not account.resembles
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_thoughts(kept: bool) -> None:
+    """They come apart from the reply, and may be sent back or not."""
+    worker = Worker()
+    before = Chat([system(house("Be kind.")), user("Light on, please.")])
+    worker.ask("a", before, reply=None)
+    thoughts = "They want the light on, so I turn it on and say that it is on."
+    worker.accountant.watch(Delta("a", "", 5, reasoning=thoughts))
+    worker.accountant.watch(Delta("a", "It is on. " * 12, 9))
+    worker.accountant.watch(Finished("a", "stop", "", None, timings(0, 1)))
+    sent = Message("assistant", "It is on. " * 12, reasoning_content=thoughts if kept else None)
+    account, count = worker.ask("b", Chat([*before.messages, sent, user("Why?")]))
+    told = explained(account, account.known, count)
+    assert told.cause == ("goes_on" if kept else "thoughts_stripped")
+    assert explained(account, count - 4, count).cause == "goes_on"  # whatever the texts say: it was reused
 
 
 def test_one_that_ends_before_it_is_accounted_for() -> None:
