@@ -125,13 +125,17 @@ class Accountant:
         )
 
     def _from_store(self, new: Known) -> tuple[Known, int] | None:
-        """After a restart nothing is remembered, but much is stored."""
+        """After a restart nothing is remembered, but much is stored.
+
+        Not `done`: the path may be the request's own, whose blocks are stored as they are computed, and what is stored
+        was not evicted.
+        """
         tokens = self._stored(new.salt, new.tokens)
         common = common_tokens(tokens, new.tokens)
         if common < _LEAST_COMMON:
             return None
         text = b"".join(map(self._piece, from_le(tokens))).decode(errors="surrogateescape")
-        return Known("", new.client, new.salt, Prompt(text), tokens, frozenset(), done=True), common
+        return Known("", new.client, new.salt, Prompt(text), tokens, frozenset()), common
 
     @staticmethod
     def _finding(other: Known, prompt: Prompt, ends: _Ends) -> Finding | None:
