@@ -19,7 +19,7 @@ from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length
 from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens
-from ..prefix.blocks import common_tokens, from_le, to_le
+from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
 
 _LONGEST_REPLY = 1 << 18  # characters of a reply that are remembered
 BEYOND = 256
@@ -41,11 +41,16 @@ class Accountant:
         piece: Callable[[int], bytes],
         emit: Callable[[Frame], None],
         stored: Callable[[str, bytes], bytes] = lambda salt, tokens: b"",
+        grain: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32 LE)
-        of the stored prompt that begins as the given ones, in a request's salt; asked where none is remembered."""
+        of the stored prompt that begins as the given ones, in a request's salt; asked where none is remembered.
+        `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
+        so nothing is said to be evicted.
+        """
         self._piece, self._emit, self._stored, self._clock = piece, emit, stored, clock
+        self._grain = grain
         self._memory = Memory()
         self._lock = threading.Lock()
         self._replies: dict[str, _Reply] = {}  # of the requests that run
@@ -67,7 +72,7 @@ class Accountant:
                 else:
                     parts.add(frame)
                     with self._lock:
-                        self._memory.end(frame.rid, parts.text()[:_LONGEST_REPLY], whole=frame.reason != "cancelled")
+                        self._memory.end(frame.rid, parts.text()[:_LONGEST_REPLY], whole=_is_stored(frame))
             case Failure(rid=str(rid)):
                 if self._replies.pop(rid, None) is None:
                     self._early.append(rid)
@@ -117,12 +122,18 @@ class Accountant:
             generate.rid,
             sections,
             True,
-            known if other.done else 0,
+            self._certain(known, len(other.tokens) // 4) if other.done else 0,
             min(known, len(other.tokens) // 4),
             finding,
             rules,
             not generate.cache,
         )
+
+    def _certain(self, known: int, prompt: int) -> int:
+        """Of the tokens that were computed before, those that the cache would surely give if it had them."""
+        if self._grain == 1:
+            return known
+        return min(known, prompt) // self._grain * self._grain if self._grain else 0
 
     def _from_store(self, new: Known) -> tuple[Known, int] | None:
         """After a restart nothing is remembered, but much is stored.
@@ -155,6 +166,12 @@ class Accountant:
             alike=round(left * min(1.0, found.alike / rest)) if rest > 0 else 0,
             rule=found.rule,
         )
+
+
+def _is_stored(end: Finished) -> bool:
+    """Was all of the prompt computed, and handed to the cache in whole blocks?"""
+    whole = end.timings.total_prompt_n // BLOCK_TOKENS * BLOCK_TOKENS
+    return end.reason != "cancelled" and (end.stored < 0 or end.stored >= whole)
 
 
 class _Reply:

@@ -45,7 +45,7 @@ from ..frames import (
     ToWorker,
     UseStore,
 )
-from ..prefix.blocks import MODEL_NAME
+from ..prefix.blocks import BLOCK_TOKENS, MODEL_NAME
 from .failures import failure_of
 
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
@@ -237,7 +237,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         )
         saver = Saver(store, slicer, model, namespaces, counters)
         restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
-    accountant = _accountant(model, emit, store, namespaces) if load.explain else None
+    grain = 0 if slicer is None else BLOCK_TOKENS if load.reuse == "exact" else 1
+    accountant = _accountant(model, emit, store, namespaces, grain) if load.explain else None
     emit = emit if accountant is None else accountant.watch
     engine = Engine(model, context, settings, emit, counters, saver, restorer)
     rules = load.stable or NO_RULES
@@ -276,14 +277,16 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     return Worker(engine, intake, namespaces, store, info, emit)
 
 
-def _accountant(model: Model, emit: Callable[[Frame], None], store: Any, namespaces: Namespaces | None) -> Accountant:
+def _accountant(
+    model: Model, emit: Callable[[Frame], None], store: Any, namespaces: Namespaces | None, grain: int
+) -> Accountant:
     from .account import BEYOND, Accountant
 
     def stored(salt: str, tokens: bytes) -> bytes:
         namespace = namespaces.opened(salt) if namespaces is not None else None
         return b"" if namespace is None else store.neighbour(namespace, tokens, BEYOND, _NEIGHBOUR_PATIENCE)
 
-    return Accountant(functools.partial(model.piece, special=True), emit, stored)
+    return Accountant(functools.partial(model.piece, special=True), emit, stored, grain)
 
 
 def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:

@@ -38,12 +38,12 @@ class Words:
 class Worker:
     """An accountant, and the frames that it sent."""
 
-    def __init__(self, stored: bytes = b"") -> None:
+    def __init__(self, stored: bytes = b"", grain: int = 1) -> None:
         self.words = Words()
         self.frames: list[Frame] = []
         self.asked = 0
         self._stored = stored
-        self.accountant = Accountant(lambda token: self.words.pieces[token], self.frames.append, self._neighbour)
+        self.accountant = Accountant(lambda token: self.words.pieces[token], self.frames.append, self._neighbour, grain)
 
     def _neighbour(self, salt: str, tokens: bytes) -> bytes:
         self.asked += 1
@@ -150,6 +150,24 @@ def test_one_that_ends_before_it_is_accounted_for() -> None:
     assert not worker.accountant._replies  # nothing is left of it
     account, _count = worker.ask("b", CLOCKS[0])
     assert not account.resembles
+
+
+@pytest.mark.parametrize("grain", [1, 64, 0])
+def test_only_what_the_cache_would_surely_give_was_evicted(grain: int) -> None:
+    worker = Worker(grain=grain)
+    worker.ask("a", CLOCKS[0])
+    account, count = worker.ask("b", CLOCKS[0])
+    assert account.known == (count if grain == 1 else count // 64 * 64 if grain else 0)
+    assert (explained(account, 0, count).cause == "evicted") == (grain > 0)
+
+
+def test_what_was_not_stored_was_not_evicted() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0], reply=None)
+    end = Finished("a", "stop", "Yes.", None, timings(0, 400), stored=0)  # the store was away
+    worker.accountant.watch(end)
+    account, count = worker.ask("b", CLOCKS[0])
+    assert explained(account, 0, count).cause == "goes_on"
 
 
 def test_another_salt() -> None:
