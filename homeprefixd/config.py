@@ -67,6 +67,29 @@ class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class RecordsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is remembered of each request."""
+
+    keep: int = 500  # records in RAM
+    file: str = ""  # where they are written too, one JSON object a line; "": nowhere
+    file_size: int = 10 << 20  # bytes after which the file begins anew
+    files: int = 5  # full files that are kept
+    text: Literal["on", "off"] = "off"  # on: the file has the pieces of prompts that explanations show
+    explain: Literal["on", "off"] = "on"  # on: say of each request why it did not reuse more
+
+
+class StableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rules that keep prompts stable, so that they are reused."""
+
+    drop_billing_line: Literal["on", "off"] = "on"  # a coding agent's first line, with a number that is never the same
+    freeze_clock: Literal["on", "off"] = "on"  # templates that put the time into each prompt get the day only
+    move_volatile_line: Literal["on", "off"] = "off"  # the system message's clock, to the last user message
+    sort_tools: Literal["on", "off"] = "off"  # tools by name
+    sort_keys: Literal["on", "off"] = "off"  # JSON keys of tools by name
+    custom: str = ""  # a regular expression: what it finds in system messages is removed
+    apps: str = ""  # names of apps, or parts of them, by commas: the rules are for these only; "": for all
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The root of the tree."""
 
@@ -74,3 +97,5 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     log: LogConfig = LogConfig()
+    records: RecordsConfig = RecordsConfig()
+    stable: StableConfig = StableConfig()

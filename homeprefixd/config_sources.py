@@ -50,6 +50,7 @@ _SIZES = frozenset(
         "cache.min_free",
         "cache.preload",
         "cache.scrub_rate",
+        "records.file_size",
     }
 )
 _AUTOMATIC = frozenset(
@@ -425,7 +426,7 @@ def parse_size(text: str) -> int | None:
 
 def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: Path | None) -> None:
     """`~` is the home; what a file names is relative to the file, what a person types to where they are."""
-    for path in ("model.path", "model.chat_template", "cache.dir"):
+    for path in ("model.path", "model.chat_template", "cache.dir", "records.file"):
         text = values[path]
         if not text or (path == "model.path" and text == NO_MODEL):
             continue
@@ -454,6 +455,14 @@ def _between(low: float, high: float) -> Callable[[Any], bool]:
     return lambda value: low <= value <= high
 
 
+def _is_expression(text: Any) -> bool:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
 _MIB = 1 << 20
 
 _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -476,6 +485,10 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "cache.compression": (_between(0, 19), "0 (raw) to 19"),
     "cache.tail_delay": (_between(0, 3600), "0 to 3600 seconds"),
     "cache.write_queue": (lambda value: value == 0 or value >= _MIB, "at least 1MiB, or auto (0)"),
+    "records.keep": (_between(1, 100_000), "1 to 100000"),
+    "records.file_size": (_between(4096, 1 << 40), "at least 4KiB"),
+    "records.files": (_between(0, 1000), "0 to 1000"),
+    "stable.custom": (_is_expression, "a regular expression of Python's `re`"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from . import listen, machine
-from .config import CacheConfig, Config, ServerConfig
+from .config import CacheConfig, Config, RecordsConfig, ServerConfig
 from .config_sources import OWNER_FD, cache_directory
 from .errors import ConfigError, StoreError
 from .models.catalog import Catalog
@@ -188,11 +189,14 @@ def size_on_disk(directory: Path) -> int:
     return total
 
 
-def _create_app(backend: Backend, admin: CacheAdmin, server: ServerConfig) -> web.Application:
+def _create_app(
+    backend: Backend, admin: CacheAdmin, server: ServerConfig, recording: RecordsConfig | None = None
+) -> web.Application:
     from .api.app import create_app  # late: the store starts while this is imported
+    from .api.record_file import recorded
 
     name = socket.gethostname()
-    return create_app(backend, admin, server, hosts=(name, f"{name}.local"))
+    return create_app(backend, admin, server, hosts=(name, f"{name}.local"), records=recorded(recording))
 
 
 class Daemon:
@@ -204,7 +208,7 @@ class Daemon:
         environ: MutableMapping[str, str],
         *,
         on_state: StateCallback | None = None,
-        create_app: CreateApp = _create_app,
+        create_app: CreateApp | None = None,
         store_command: Callable[[int], list[str]] | None = None,
         worker_command: Callable[[int], list[str]] | None = None,
         limits: Limits | None = None,
@@ -221,7 +225,7 @@ class Daemon:
         self._config = config
         self._environ = environ
         self._on_state = on_state or (lambda state: None)
-        self._create_app = create_app
+        self._create_app = create_app or functools.partial(_create_app, recording=config.records)
         self._store_command = store_command
         self._worker_command = worker_command
         self._limits = limits or Limits()

@@ -24,6 +24,18 @@ class Frame(msgspec.Struct, array_like=True, tag=True):
 # ---------------------------------------------------------------------------------------------- daemon -> worker
 
 
+class StableRules(msgspec.Struct, frozen=True):
+    """Which rules of `chat/stable.py` are applied to each chat before it is rendered."""
+
+    drop_billing_line: bool = True
+    freeze_clock: bool = True  # templates that ask for the time get the day's beginning
+    move_volatile_line: bool = False
+    sort_tools: bool = False
+    sort_keys: bool = False
+    custom: str = ""  # regular expression of text that is removed from the system message; "": none
+    apps: tuple[str, ...] = ()  # those whose names contain one of these; (): all
+
+
 class LoadModel(Frame):
     """First frame to a worker: what to load. Sizes in bytes, counts in tokens; 0 means "decide"."""
 
@@ -45,6 +57,8 @@ class LoadModel(Frame):
     max_queue: int
     max_stall: float  # seconds that running streams may stand still for somebody's prefill
     probes: str = ""  # directory where outcomes of probes are kept; "": models are not probed
+    explain: bool = True  # tell with each request how its prompt is made up, and where it left what was known
+    stable: StableRules | None = None  # rules that keep prompts stable; None: none
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -238,6 +252,39 @@ class Accepted(Frame):
     prompt_n: int
 
 
+class SectionTokens(msgspec.Struct, frozen=True):
+    """A part of a prompt, as its template has laid it out."""
+
+    name: str  # system, tool NAME, message 3 (user), template
+    tokens: int
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Where a prompt left the one that it resembles most, and why. Texts are of some dozens of characters."""
+
+    cause: str  # a key of `explain.causes.CAUSES`
+    place: str  # of which section
+    token: int  # position of the first token that differs
+    lead: str  # the text before it, in both
+    before: str  # what stood there
+    after: str  # what stands there now
+    alike: int  # tokens behind it that are the same in both, roughly
+    rule: str = ""  # the rule of `chat/stable.py` that would have kept it stable
+
+
+class Account(Frame):
+    """What the worker knows of a prompt, sent once after `Accepted`. Nothing that a client is told."""
+
+    rid: str
+    sections: list[SectionTokens]
+    resembles: bool  # a prompt like it was seen
+    known: int  # leading tokens that were computed for that one, its reply included; 0: none, or not to the end
+    known_prompt: int  # of these, in that one's prompt
+    finding: Finding | None  # None: it goes on where that one ended, or resembles none
+    rules: dict[str, int] = {}  # rule that was applied -> how often
+    asked_no_cache: bool = False
+
+
 class Progress(Frame):
     """Prefill of a request, in tokens: `reused` of `total` came from the cache, `done` are in the context."""
 
@@ -302,6 +349,7 @@ class Finished(Frame):
     reasoning: str = ""  # like `text`: whole where `stream` was False
     calls: list[CallPiece] = []  # likewise, one piece for each call
     logprobs: list[TokenLogprob] = []  # likewise
+    stored: int = -1  # tokens of prompt and reply that the cache holds in whole blocks; -1: not told
 
 
 class Heartbeat(Frame):
@@ -327,7 +375,19 @@ class Converted(Frame):
     pieces: list[bytes] = []
 
 
-FromWorker = Loading | Ready | NamespaceKnown | Failure | Accepted | Progress | Delta | Finished | Heartbeat | Converted
+FromWorker = (
+    Loading
+    | Ready
+    | NamespaceKnown
+    | Failure
+    | Accepted
+    | Progress
+    | Delta
+    | Finished
+    | Heartbeat
+    | Converted
+    | Account
+)
 
 
 # ---------------------------------------------------------------------------------------------- client -> store
@@ -408,6 +468,15 @@ class Abandon(Frame):
     """Give reserved slots back unused, by offset."""
 
     offsets: list[int]
+
+
+class Neighbour(Frame):
+    """Which stored prompt begins as `tokens` do, and how does it go on? Nothing is loaded or counted."""
+
+    ticket: int
+    namespace: bytes
+    tokens: bytes  # u32 LE
+    beyond: int  # tokens that are wanted behind the first that differs
 
 
 class FileHash(Frame):
@@ -545,6 +614,7 @@ ToStore = (
     | Import
     | Compact
     | UseModels
+    | Neighbour
 )
 
 
@@ -611,6 +681,13 @@ class Reserved(Frame):
 
     ticket: int
     offsets: list[int]
+
+
+class Neighboured(Frame):
+    """Answer to Neighbour: tokens from the start of the prompt; none if no stored prompt begins so."""
+
+    ticket: int
+    tokens: bytes  # u32 LE
 
 
 class FileHashKnown(Frame):
@@ -741,4 +818,5 @@ FromStore = (
     | Pinned
     | Transferred
     | Compacted
+    | Neighboured
 )

@@ -15,13 +15,15 @@ from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
 from . import openai as openai_routes
+from . import record_routes
 from . import transfer as transfer_routes
 from . import warming as warming_routes
 from .connection import connection_middleware
 from .errors import error_middleware
-from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, Identity
+from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, RECORDS, Identity
 from .observed import Observations, ObservedBackend
 from .origin import OriginGuard
+from .records import Records
 
 
 def _random_token() -> str:
@@ -36,20 +38,28 @@ def create_app(
     hosts: Collection[str] = (),
     clock: Callable[[], float] = time.time,
     token: Callable[[], str] = _random_token,
+    records: Records | None = None,
 ) -> web.Application:
     """The whole API over a backend and a store.
 
     Serve it by a runner with `handler_cancellation=True`, that is how the generation of a client that left ends, and
     listen with `connection.Site`.
     `hosts`: names of this machine under which administration is allowed, beside localhost and `config.host`. `clock`
-    (Unix time, s) and `token` (unique texts) make `created` and `id` of replies.
+    (Unix time, s) and `token` (unique texts) make `created` and `id` of replies. `records`: of requests.
     """
     guard = OriginGuard([config.host, *hosts])
     app = web.Application(
         client_max_size=config.max_body, middlewares=[connection_middleware, error_middleware, guard.middleware]
     )
+    kept = Records() if records is None else records
     app[OBSERVATIONS] = observations = Observations()
-    app[BACKEND] = ObservedBackend(backend, observations)
+    app[BACKEND] = ObservedBackend(backend, observations, records=kept)
+    app[RECORDS] = kept
+
+    async def end(_app: web.Application) -> None:
+        await kept.close()
+
+    app.on_cleanup.append(end)
     app[ADMIN] = admin
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
@@ -62,6 +72,7 @@ def create_app(
         warming_routes,
         transfer_routes,
         metrics_routes,
+        record_routes,
     )
     app.add_routes([route for room in rooms for route in room.routes()])
     return app

@@ -10,9 +10,11 @@ from aiohttp import web
 from ..config import ServerConfig
 from ..models.backend import Backend, CacheAdmin
 from .observed import Observations
+from .records import Records
 
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
 OBSERVATIONS: web.AppKey[Observations] = web.AppKey("observations")
+RECORDS: web.AppKey[Records] = web.AppKey("records")
 ADMIN: web.AppKey[CacheAdmin] = web.AppKey("admin")
 CONFIG: web.AppKey[ServerConfig] = web.AppKey("config")
 

@@ -204,6 +204,22 @@ class Scrape:
         for labels, count in sorted(seen.prefix_tokens.items()):
             tokens.add_metric(list(labels), count)
         yield tokens
+        lost = CounterMetricFamily(
+            PREFIX + "lost_tokens_total",
+            "Prompt tokens that were computed though most of them had been known, by why they were not reused.",
+            labels=["model", "cause"],
+        )
+        for (model, cause), count in sorted(seen.lost_tokens.items()):
+            lost.add_metric([model, cause], count)
+        yield lost
+        rules = CounterMetricFamily(
+            PREFIX + "stable_rules_total",
+            "How often rules that keep prompts stable were applied.",
+            labels=["model", "rule"],
+        )
+        for (model, rule), count in sorted(seen.rules.items()):
+            rules.add_metric([model, rule], count)
+        yield rules
         cached = "cached: at least half of the prompt was reused."
         yield _histogram(
             "time_to_first_token_seconds", f"From a request's arrival to its first token; {cached}", seen.first_token

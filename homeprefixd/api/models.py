@@ -9,6 +9,7 @@ from aiohttp import web
 from .. import __version__
 from ..errors import UnavailableError
 from ..frames import ModelInfo
+from . import page
 from .errors import json_response
 from .keys import BACKEND
 
@@ -65,7 +66,9 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def root(request: web.Request) -> web.Response:
-    """`GET /`: what is this?"""
+    """`GET /`: what is this? For a browser, the page."""
+    if page.is_wanted(request):
+        return page.response()
     return json_response(
         {
             "name": "homeprefixd",

@@ -1,4 +1,4 @@
-"""A backend that is watched: what its requests came to and how long clients waited, for `metrics.py`.
+"""A backend that is watched: what its requests came to and how long clients waited, for `metrics.py` and `records.py`.
 
 It stands between the routes of all dialects and the real backend, so that each reply is counted once, as its client
 sees it. Knows nothing of how figures are shown.
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ..errors import HomeprefixdError
 from ..frames import Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
 from ..models.backend import Backend, Event, Generation
+from .records import CACHED, Record, Records
 
 FIRST_TOKEN_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 """Seconds; a hot prefix takes tens of milliseconds, a cold one minutes."""
@@ -46,6 +47,8 @@ class Observations:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, Outcome]] = Counter()
         self.prefix_tokens: Counter[tuple[str, str, str]] = Counter()  # model, outcome, tier
+        self.lost_tokens: Counter[tuple[str, str]] = Counter()  # model, cause
+        self.rules: Counter[tuple[str, str]] = Counter()  # model, rule
         self.first_token: dict[tuple[str, bool], Histogram] = {}  # s
         self.inter_token: dict[tuple[str, bool], Histogram] = {}  # s
 
@@ -55,6 +58,13 @@ class Observations:
         self.prefix_tokens[model, "computed", "none"] += timings.prompt_n
         for tier, count in timings.cache_tiers.items():
             self.prefix_tokens[model, "reused", tier] += count
+
+    def count_record(self, model: str, record: Record) -> None:
+        """What was lost of a reply's prompt, and which rules kept it stable."""
+        if record.cause:
+            self.lost_tokens[model, record.cause] += record.lost
+        for rule, count in record.rules.items():
+            self.rules[model, rule] += count
 
     def wait_for_first(self, model: str, cached: bool, seconds: float) -> None:
         key = model, cached
@@ -73,11 +83,21 @@ class Observations:
 class ObservedGeneration:
     """One request. Its prompt is "cached" if at least half of its tokens were reused."""
 
-    def __init__(self, inner: Generation, model: str, observations: Observations, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        inner: Generation,
+        model: str,
+        observations: Observations,
+        records: Records,
+        record: Record,
+        clock: Callable[[], float],
+    ) -> None:
         """`clock`: seconds, monotonic."""
         self._inner = inner
         self._model = model
         self._observations = observations
+        self._records = records
+        self._record = record
         self._clock = clock
         self._events: AsyncIterator[Event] | None = None
         self._begun = clock()
@@ -87,10 +107,11 @@ class ObservedGeneration:
         self._over = False
 
     async def __aenter__(self) -> ObservedGeneration:
+        self._records.begin(self._record)
         try:
             await self._inner.__aenter__()
         except HomeprefixdError as error:
-            self._end(outcome_of(error))
+            self._end(outcome_of(error), error.message)
             raise
         except BaseException:
             self._end("left")
@@ -99,7 +120,7 @@ class ObservedGeneration:
 
     async def __aexit__(self, *exc: object) -> None:
         bug = isinstance(exc[1], Exception) and not isinstance(exc[1], ConnectionError)
-        self._end("failed" if bug else "left")
+        self._end("failed" if bug else "left", "an error in the daemon: see its log" if bug else "")
         await self._inner.__aexit__(*exc)
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -112,20 +133,26 @@ class ObservedGeneration:
         try:
             event = await self._events.__anext__()
         except HomeprefixdError as error:
-            self._end(outcome_of(error))
+            self._end(outcome_of(error), error.message)
             raise
         if isinstance(event, Delta):
             self._take_text(event)
         elif isinstance(event, Progress):
-            self._cached = 2 * event.reused >= event.total
+            self._cached = event.reused >= CACHED * event.total
+            self._records.progress(self._record, event)
         elif isinstance(event, Finished):
             self._take_end(event)
         return event
 
     def _take_text(self, event: Delta) -> None:
         now = self._clock()
+        record = self._record
+        record.generated = event.tokens
         if not self._last:
             self._observations.wait_for_first(self._model, self._cached, now - self._begun)
+            record.first_ms = (now - self._begun) * 1e3
+            record.state = "decode"
+            self._records.changed()
         elif event.tokens > self._tokens:
             new = event.tokens - self._tokens
             self._observations.wait_for_next(self._model, self._cached, (now - self._last) / new, new)
@@ -134,16 +161,20 @@ class ObservedGeneration:
     def _take_end(self, event: Finished) -> None:
         timings = event.timings
         if not self._last and timings.predicted_n:  # not streamed, or nothing but a stop string was said
-            cached = 2 * timings.cache_n >= timings.total_prompt_n
-            waited = self._clock() - self._begun - timings.predicted_ms / 1e3
-            self._observations.wait_for_first(self._model, cached, max(0.0, waited))
+            cached = timings.cache_n >= CACHED * timings.total_prompt_n
+            waited = max(0.0, self._clock() - self._begun - timings.predicted_ms / 1e3)
+            self._observations.wait_for_first(self._model, cached, waited)
+            self._record.first_ms = waited * 1e3
         self._observations.count_prompt(self._model, event)
+        self._records.finish(self._record, event, getattr(self._inner, "account", None))
+        self._observations.count_record(self._model, self._record)
         self._end("left" if event.reason == "cancelled" else "finished")
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome, error: str = "") -> None:
         if not self._over:
             self._over = True
             self._observations.requests[self._model, outcome] += 1
+            self._records.end(self._record, outcome, error, (self._clock() - self._begun) * 1e3)
 
 
 def outcome_of(error: HomeprefixdError) -> Outcome:
@@ -154,9 +185,16 @@ def outcome_of(error: HomeprefixdError) -> Outcome:
 class ObservedBackend:
     """Implements `Backend` over another one."""
 
-    def __init__(self, inner: Backend, observations: Observations, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        inner: Backend,
+        observations: Observations,
+        clock: Callable[[], float] = time.monotonic,
+        records: Records | None = None,
+    ) -> None:
         self._inner = inner
         self._observations = observations
+        self._records = Records() if records is None else records
         self._clock = clock
 
     def models(self) -> list[ModelInfo]:
@@ -169,12 +207,15 @@ class ObservedBackend:
         return self._inner.resolve(name)
 
     def generate(self, alias: str, request: Generate) -> ObservedGeneration:
+        record = self._records.record(alias, request)
         try:
             inner = self._inner.generate(alias, request)
         except HomeprefixdError as error:
             self._observations.requests[alias, outcome_of(error)] += 1
+            self._records.begin(record)
+            self._records.end(record, outcome_of(error), error.message)
             raise
-        return ObservedGeneration(inner, alias, self._observations, self._clock)
+        return ObservedGeneration(inner, alias, self._observations, self._records, record, self._clock)
 
     async def convert(self, alias: str, conversion: Conversion) -> Converted:
         return await self._inner.convert(alias, conversion)

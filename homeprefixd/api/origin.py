@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ..errors import ForbiddenError
+from . import page
 from .errors import Handler
 
 _ADMIN = ("/cache", "/metrics", "/v1/metrics")
@@ -46,7 +47,7 @@ def is_local_origin(origin: str) -> bool:
 
 def is_admin(request: web.Request) -> bool:
     """Is it about what this daemon holds and does, rather than a request to a model?"""
-    return request.path.startswith(_ADMIN)
+    return request.path.startswith(_ADMIN) or page.is_wanted(request)
 
 
 class OriginGuard:
@@ -79,6 +80,8 @@ class OriginGuard:
                 same = False
             if not same:
                 raise ForbiddenError(f"Administration from pages of {origin!r} is not allowed.", code="bad_origin")
+        elif page.is_wanted(request) and request.headers.get("Sec-Fetch-Mode") == "navigate":
+            pass  # somebody follows a link to the page, which says nothing by itself
         elif request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise ForbiddenError("Administration from pages of other sites is not allowed.", code="bad_origin")
 

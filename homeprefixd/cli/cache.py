@@ -14,8 +14,8 @@ import click
 
 from ..config_sources import cache_directory
 from ..errors import HomeprefixdError, NotFoundError
-from .output import Column, Output, age_text, count_text, counted, size_text
-from .reach import reach
+from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
+from .reach import call, reach
 from .settings import json_flag, load_settings, setting_flags
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -38,15 +38,42 @@ def _directory(url: str | None, given: Mapping[str, str | None]) -> Path | None:
 @click.command()
 @cache_flags
 def stats(url: str | None, as_json: bool, **given: str | None) -> None:
-    """Show what the cache holds, tier by tier."""
+    """Show what the cache holds, and what it has saved today."""
     output = Output(as_json)
     with reach(url, _directory(url, given)) as cache:
         figures = cache.stats()
+        seen = None if as_json or "daemon" not in figures else _seen(cache.where)
     if as_json:
         output.document(figures)
-    else:
-        output.table([Column("what"), Column("value", flexible=True)], summary(figures))
-        output.line("All figures: --json")
+        return
+    rows = [*(today(seen) if seen is not None else []), *summary(figures)]
+    output.table([Column("what"), Column("value", flexible=True)], rows)
+    output.line("All figures: --json")
+
+
+def _seen(where: str) -> Mapping[str, Any] | None:
+    """What a running daemon has seen (`GET /cache/overview`); None if it does not say."""
+    try:
+        found = call(where, "/cache/overview")
+    except HomeprefixdError:
+        return None
+    return found if isinstance(found, Mapping) and "today" in found else None
+
+
+def today(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a person wants to know of today (`GET /cache/overview`), as (name, text)."""
+    day, first = seen["today"], seen["first_ms"]
+    share = f" ({day['reused'] / day['prompt']:.0%})" if day["prompt"] else ""
+    waits = [f"{name} {seconds_text(first[name] / 1e3)}" for name in ("cold", "warm") if first[name]]
+    failed = f", {count_text(day['failed'])} failed" if day["failed"] else ""
+    rows = [
+        ("saved today", seconds_text(day["saved_s"])),
+        ("requests today", count_text(day["requests"]) + failed),
+        ("prompt tokens reused today", f"{count_text(day['reused'])} of {count_text(day['prompt'])}{share}"),
+        ("first token, median", ", ".join(waits) or "nothing was asked yet"),
+    ]
+    rows += [(f"lost by {app['app']}", app["text"]) for app in seen["apps"] if app["lost_s"] >= 0.05]
+    return rows
 
 
 def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -19,8 +19,10 @@ from .bench import bench
 from .cache import ls, purge, stats
 from .config import config
 from .demo import demo
+from .explain import explain
 from .serve import serve
 from .simulate import simulate
+from .top import top
 from .transfer import export, import_
 from .verify import compact, verify
 from .warming import match, pin, unpin, warm
@@ -70,6 +72,7 @@ for _command in (
     serve,
     demo,
     stats,
+    top,
     ls,
     warm,
     match,
@@ -77,6 +80,7 @@ for _command in (
     unpin,
     export,
     import_,
+    explain,
     purge,
     verify,
     compact,

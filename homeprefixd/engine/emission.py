@@ -132,8 +132,8 @@ class Reply:
         return TokenLogprob(token, self._model.piece(token, True), float(values[token]), top)
 
 
-def last_frames(sequence: Sequence, reason: str, now: float) -> list[Frame]:
-    """What a request that went well sends last. `now`: seconds of `time.perf_counter`."""
+def last_frames(sequence: Sequence, reason: str, now: float, stored: int) -> list[Frame]:
+    """What a request that went well sends last. `now`: seconds of `time.perf_counter`; `stored`: tokens of it."""
     request, reply = sequence.request, sequence.reply
     rest = "" if reason == "cancelled" else sequence.text.flush()
     finished = Finished(
@@ -142,6 +142,7 @@ def last_frames(sequence: Sequence, reason: str, now: float) -> list[Frame]:
         text="",
         stop=sequence.text.stopped,
         timings=sequence.timings(now),
+        stored=stored,
     )
     if reply is not None:
         delta = reply.finish(sequence, rest)

@@ -24,6 +24,7 @@ from ..frames import (
     Tokenize,
     TokenizeRequest,
 )
+from .account import Accountant
 from .bindings import Model
 from .failures import failure_of
 from .infill import fill_prompt
@@ -55,10 +56,14 @@ class Intake:
         ctx: int,
         max_queue: int,
         shaper: Shaper,
+        stable: Callable[[Generate], tuple[Generate, dict[str, int]]] = lambda generate: (generate, {}),
+        accountant: Accountant | None = None,
         points: bool = False,
     ) -> None:
-        """`points`: the model can be resumed at certain positions only, so those are looked for."""
-        self._points = points
+        """`stable`: the rules that keep prompts stable, see `chat/stable.py`. `accountant` None: nobody asks.
+        `points`: the model can be resumed at certain positions only, so those are looked for.
+        """
+        self._stable, self._accountant, self._points = stable, accountant, points
         self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
         self._shaper = shaper
         self._ctx, self._max_queue = ctx, max_queue
@@ -145,7 +150,7 @@ class Intake:
                 data = b"".join(self._model.piece(token, special=True) for token in conversion.tokens)
                 return Converted(rid, text=data.decode(errors="replace"))
             case TokenizeRequest():
-                return Converted(rid, tokens=self._prompt(conversion.request)[1])
+                return Converted(rid, tokens=self._prompt(self._stable(conversion.request)[0])[1])
             case ApplyTemplate():
                 return Converted(
                     rid, self._prompts.render(conversion.messages, conversion.tools, conversion.template_kwargs)
@@ -171,6 +176,7 @@ class Intake:
         try:
             self._engine.check_room()
             check_sampling(generate.sampling, self._model.n_vocab)
+            generate, rules = self._stable(generate)
             text, tokens = self._prompt(generate)
             self._check_fit(len(tokens))
             points = self._points_of(generate, text, tokens) if self._points else ()
@@ -198,6 +204,8 @@ class Intake:
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
         self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop), reply=reply))
+        if self._accountant is not None:
+            self._accountant.take(generate, tokens, rules)
 
     def _prompt(self, generate: Generate) -> tuple[str, list[int]]:
         """As text ("" where it was given as tokens) and as tokens."""

@@ -503,7 +503,8 @@ class Engine:
         self._shares.count(request.client, generated=sequence.generated, now=now)
         if sequence.admitted:
             self._shares.served(now - sequence.admitted)
-        for frame in last_frames(sequence, reason, now):
+        stored = sequence.saved if self._saver is not None and request.cache else 0
+        for frame in last_frames(sequence, reason, now, stored):
             self._emit(frame)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:

@@ -10,6 +10,7 @@ and for a while the model's hash. Only this file builds things. Exit codes: 0 to
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import socket
@@ -39,16 +40,19 @@ from ..frames import (
     NamespaceKnown,
     Ready,
     SetLogLevel,
+    StableRules,
     Stop,
     Tokenize,
     TokenizeRequest,
     ToWorker,
     UseStore,
 )
-from ..prefix.blocks import MODEL_NAME
+from ..prefix.blocks import BLOCK_TOKENS, MODEL_NAME
 from .failures import failure_of
 
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
+    from .account import Accountant
+    from .bindings import Model
     from .intake import Intake
     from .namespaces import Namespaces
     from .scheduler import Engine
@@ -56,7 +60,9 @@ if TYPE_CHECKING:  # they load llama.cpp, see `build`
 DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
 _HEARTBEAT = 1.0  # seconds
 _NAMESPACE_PATIENCE = 2.0  # seconds that `Ready` may wait for the model's hash
+_NEIGHBOUR_PATIENCE = 0.05  # seconds that the store may take to say what a new prompt resembles
 _LAST_STEP = 10.0  # seconds that a step may still take once the daemon is gone
+NO_RULES = StableRules(drop_billing_line=False, freeze_clock=False)
 _MAX_PARALLEL = 255  # llama.cpp has 256 sequence ids, one is scratch
 
 logger = logging.getLogger(__name__)
@@ -172,6 +178,7 @@ class Worker:
 def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     """Load the model and make everything that serves it. `store`: fulfils `Store`. Raises ModelError."""
     # Imported here: llama.cpp is loaded into this process only after it is tied to its parent.
+    from ..chat import stable
     from ..chat.prompt import PromptBuilder
     from . import capacity
     from .bindings import Context, ContextSettings, Model
@@ -268,12 +275,28 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         else:
             saver = Saver(store, slicer, model, namespaces, counters)
             restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
+    grain = 0 if slicer is None or edged is not None else BLOCK_TOKENS if load.reuse == "exact" else 1
+    accountant = _accountant(model, emit, store, namespaces, grain) if load.explain else None
+    emit = emit if accountant is None else accountant.watch
     cell_bytes = float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type))
     places = Places(contexts, load.parallel, cell_bytes=cell_bytes, weight_bytes=model.size)
     engine = Engine(model, places, settings, emit, counters, saver, restorer)
-    prompts = PromptBuilder(_template(load, model.chat_template), model.bos_text, model.eos_text, load.template_timeout)
+    rules = load.stable or NO_RULES
+    template = _template(load, model.chat_template)
+    prompts = PromptBuilder(template, model.bos_text, model.eos_text, load.template_timeout, now=stable.clock(rules))
     shaper = Shaper(model, prompts.layout, Constraints(model, Probe()))
-    intake = Intake(model, prompts, engine, emit, size.ctx, load.max_queue, shaper, points=edged is not None)
+    intake = Intake(
+        model,
+        prompts,
+        engine,
+        emit,
+        size.ctx,
+        load.max_queue,
+        shaper,
+        functools.partial(stable.apply, rules, clock_in_template="strftime_now" in template),
+        accountant,
+        points=edged is not None,
+    )
     info = ModelInfo(
         alias=load.alias,
         path=load.path,
@@ -297,6 +320,18 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         least=LEAST,
     )
     return Worker(engine, intake, namespaces, store, info, emit)
+
+
+def _accountant(
+    model: Model, emit: Callable[[Frame], None], store: Any, namespaces: Namespaces | None, grain: int
+) -> Accountant:
+    from .account import BEYOND, Accountant
+
+    def stored(salt: str, tokens: bytes) -> bytes:
+        namespace = namespaces.opened(salt) if namespaces is not None else None
+        return b"" if namespace is None else store.neighbour(namespace, tokens, BEYOND, _NEIGHBOUR_PATIENCE)
+
+    return Accountant(functools.partial(model.piece, special=True), emit, stored, grain)
 
 
 def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:

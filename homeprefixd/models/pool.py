@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config import KV_TYPES_WITHOUT_FLASH, Config
-from ..frames import Conversion, Converted, Generate, LoadModel, ModelInfo
+from ..config import KV_TYPES_WITHOUT_FLASH, Config, StableConfig
+from ..frames import Conversion, Converted, Generate, LoadModel, ModelInfo, StableRules
 from ..supervise import Backoff, module_command
 from .catalog import Catalog, ModelSpec
 from .store_link import StoreLink
@@ -60,6 +60,21 @@ def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int, prob
         max_queue=model.max_queue,
         max_stall=model.max_stall,
         probes=probes,
+        explain=config.records.explain == "on",
+        stable=stable_rules(config.stable),
+    )
+
+
+def stable_rules(config: StableConfig) -> StableRules:
+    """What the worker is told of `[stable]`."""
+    return StableRules(
+        drop_billing_line=config.drop_billing_line == "on",
+        freeze_clock=config.freeze_clock == "on",
+        move_volatile_line=config.move_volatile_line == "on",
+        sort_tools=config.sort_tools == "on",
+        sort_keys=config.sort_keys == "on",
+        custom=config.custom,
+        apps=tuple(name.strip() for name in config.apps.split(",") if name.strip()),
     )
 
 

@@ -28,6 +28,7 @@ from ..errors import (
 )
 from ..frames import (
     Accepted,
+    Account,
     Cancel,
     Conversion,
     Converted,
@@ -86,6 +87,7 @@ class Request:
         self.rid = generate.rid
         self.generate = generate
         self.sent = False  # the worker knows of it
+        self.account: Account | None = None  # what the worker told of the prompt: for who watches, not for the client
         self._link = link
         self._unread_limit = unread
         self._unread = 0
@@ -457,6 +459,9 @@ class WorkerLink:
     def _on_frame(self, frame: Any) -> None:
         self._heard = asyncio.get_running_loop().time()
         match frame:
+            case Account():
+                if frame.rid in self._requests:
+                    self._requests[frame.rid].account = frame
             case Accepted() | Progress() | Delta() | Finished():
                 request = self._requests.get(frame.rid)
                 if request is None:

@@ -398,6 +398,17 @@ class StoreClient:
         if offsets:
             link.send(frames.Abandon(offsets))
 
+    def neighbour(self, namespace: bytes, tokens_le: bytes, beyond: int, timeout: float) -> bytes:
+        """Tokens (u32 LE) of the stored prompt that begins as `tokens_le`, to `beyond` tokens behind the first that
+        differs; b"" if there is none, or no answer within `timeout` seconds."""
+        link = self._link
+        if link is None:
+            return b""
+        ticket = next(self._tickets)
+        frame = frames.Neighbour(ticket, namespace, tokens_le, beyond)
+        reply = self._ask(link, ticket, frame, time.monotonic() + timeout)
+        return reply.tokens if reply is not None else b""
+
     def file_hash(self, device: int, inode: int, size: int, mtime_ns: int, timeout: float = 1.0) -> str:
         """The remembered SHA-256 of a file; "" if none is, or there is no store."""
         link = self._link

@@ -45,6 +45,8 @@ from ..frames import (
     ListPrefixes,
     Match,
     NamespaceOpened,
+    Neighbour,
+    Neighboured,
     OpenNamespace,
     Pin,
     Pinned,
@@ -74,6 +76,7 @@ from .cache import Cache, Lease
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, OtherFormatError, UnreadableError
 from .memory_pressure import Relief
+from .neighbours import neighbour
 from .policy import Worth
 from .preloading import Preloader
 from .session import Session
@@ -232,6 +235,9 @@ class Connection:
                 self._send(NamespaceOpened(frame.ticket, namespace, mismatch))
             case FileHash():
                 self._file_hash(frame)
+            case Neighbour():
+                path = neighbour(self._cache, frame.namespace, frame.tokens, frame.beyond)
+                self._send(Neighboured(frame.ticket, path))
             case Hello():
                 arena = self._cache.arena
                 welcome = Welcome(arena.limit if frame.arena else 0, self._service.store_id)

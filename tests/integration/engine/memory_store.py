@@ -150,6 +150,18 @@ class MemoryStore:
     def remember_file_hash(self, device: int, inode: int, size: int, mtime_ns: int, sha256: str) -> None:
         self.hashes[(device, inode, size, mtime_ns)] = sha256
 
+    def neighbour(self, namespace: bytes, tokens_le: bytes, beyond: int, timeout: float) -> bytes:
+        with self._lock:
+            path, parent, at = b"", namespace, 0
+            while children := self.children.get(parent):
+                wanted = tokens_le[at * 4 :]
+                parent = max(children, key=lambda key: common_tokens(self.nodes[key].tokens, wanted))
+                if not path and not common_tokens(self.nodes[parent].tokens, wanted):
+                    return b""
+                path += self.nodes[parent].tokens
+                at = len(path) // 4
+            return path
+
     def attach(self, sock: Any) -> None:
         self.connected = True
 

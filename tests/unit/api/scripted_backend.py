@@ -7,10 +7,13 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from homeprefixd.channel import encode
 from homeprefixd.errors import HomeprefixdError, NotFoundError
 from homeprefixd.frames import (
     Accepted,
+    Account,
     Compacted,
     Conversion,
     Converted,
@@ -69,7 +72,7 @@ MODEL = ModelInfo(
     namespace={},
 )
 
-Step = Event | HomeprefixdError | Exception | Callable[[], Awaitable[None]]
+Step = Event | Account | HomeprefixdError | Exception | Callable[[], Awaitable[None]]
 """What a generation does next: give an event, raise, or wait."""
 
 
@@ -83,6 +86,7 @@ class ScriptedGeneration:
         self.entered = False
         self.finished = False
         self.left = asyncio.Event()
+        self.account: Account | None = None
 
     async def __aenter__(self) -> ScriptedGeneration:
         self.entered = True
@@ -102,10 +106,13 @@ class ScriptedGeneration:
                 continue
             if isinstance(step, Delta) and not self.request.stream:
                 continue
+            if isinstance(step, Account):
+                self.account = step
+                continue
             self.finished = isinstance(step, Finished)
             if isinstance(step, Finished) and not self.request.stream and not self.whole:
                 whole = "".join(part.text for part in self.script if isinstance(part, Delta))
-                step = Finished(step.rid, step.reason, whole, step.stop, step.timings)
+                step = msgspec.structs.replace(step, text=whole)
             yield step
 
 

@@ -1,0 +1,94 @@
+"""Records of requests in a file, one JSON object a line, which begins anew when it is full.
+
+A thread writes: the daemon's loop never waits for the disk. Trouble with the file is told once and is nobody's error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from pathlib import Path
+
+import msgspec
+
+from ..config import RecordsConfig
+from .records import Record, Records
+
+_QUEUE = 10_000  # records that may wait; more are dropped, and counted
+
+logger = logging.getLogger(__name__)
+
+
+class RecordFile:
+    """`path`, and beside it the ones that were full: `path.1` (the newest) to `path.N`."""
+
+    def __init__(self, path: Path, size: int, files: int, *, text: bool = False) -> None:
+        """`size`: bytes of one file; `files`: full ones that are kept; `text`: with pieces of prompts."""
+        self._path, self._size, self._files, self._text = path, size, files, text
+        self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUE)
+        self._thread: threading.Thread | None = None
+        self._broken = False
+        self.dropped = 0
+
+    def put(self, record: Record) -> None:
+        """Write it soon. Never waits, never raises."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+            self._thread.start()
+        shown = record if self._text else without_text(record)
+        try:
+            self._queue.put_nowait(msgspec.json.encode(shown) + b"\n")
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Returns when all is written."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (line := self._queue.get()) is not None:
+            try:
+                self._write(line)
+                self._broken = False
+            except OSError as error:
+                self.dropped += 1
+                if not self._broken:
+                    logger.warning("records cannot be written to %s: %s", self._path, error.strerror or error)
+                self._broken = True
+
+    def _write(self, line: bytes) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "ab", buffering=0) as file:
+            full = file.tell() + len(line) > self._size and file.tell() > 0
+            if not full:
+                file.write(line)
+                return
+        self._rotate()
+        self._write(line)
+
+    def _rotate(self) -> None:
+        """`path` becomes `path.1`, that one `path.2`, and the last one goes."""
+        for number in range(self._files, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
+            if newer.exists():
+                newer.replace(older)
+        if not self._files:
+            self._path.unlink()
+
+
+def without_text(record: Record) -> Record:
+    """The record without anything that was written in a prompt."""
+    return record if record.explanation is None else msgspec.structs.replace(record, explanation=None)
+
+
+def recorded(config: RecordsConfig | None) -> Records:
+    """Records as the configuration wants them; without one, in RAM only."""
+    config = config or RecordsConfig()
+    file = RecordFile(Path(config.file), config.file_size, config.files, text=config.text == "on")
+    return Records(config.keep, file.put if config.file else None, close=file.close)

@@ -1,0 +1,303 @@
+"""A record of each request: what it asked of the cache, what it got, and how long each part took.
+
+Fed by `observed.py` with what the daemon sees of a request, read by `record_routes.py`. Holds no text of a prompt,
+except in a record's explanation. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+
+from ..explain.conclude import Explanation, conclude
+from ..frames import Account, Finished, Generate, Progress, SectionTokens
+
+State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]
+"""The last four are ends: whole, given up by the client, the request's fault, ours."""
+
+CACHED = 0.5
+"""Share of a prompt that must have been reused for a request to count as warm; below, it is cold."""
+
+_BLOCK = 64  # tokens; what is shorter is kept as a tail, and not counted
+
+_RATE_TOKENS = 32  # of prefill from which a rate is learnt: shorter calls do not show the machine's speed
+_RATE_MEMORY = 0.8  # weight of what was learnt before
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    """One request. Times in ms unless the name says otherwise, counts in tokens; `began` is Unix time in s."""
+
+    id: str
+    app: str  # an API key's name, or what the client calls itself
+    client: str  # the same with its address
+    model: str
+    began: float
+    number: int = 0  # in the order in which they end
+    state: State = "queued"
+    error: str = ""
+    priority: str = "normal"
+    stream: bool = False
+    prompt: int = 0
+    reused: int = 0
+    tiers: dict[str, int] = {}
+    computed: int = 0
+    done: int = 0  # of the prompt, are in the context
+    generated: int = 0
+    queue_ms: float = 0.0
+    restore_ms: float = 0.0
+    prefill_ms: float = 0.0
+    first_ms: float = 0.0  # from arrival to the first token, as the client saw it
+    decode_ms: float = 0.0
+    total_ms: float = 0.0
+    saved_s: float | None = None  # computing what was reused would have taken so much longer; None: not known yet
+    ended: str = ""  # why the reply ended: stop, length, ...
+    stored: int | None = None  # of prompt and reply, are in the cache in whole blocks; None: not told
+    not_stored: str = ""  # why not all of it
+    sections: list[SectionTokens] = []
+    rules: dict[str, int] = {}  # rules that kept the prompt stable -> how often
+    cause: str = ""  # why less was reused than could have been; "" where nothing was lost
+    place: str = ""
+    lost: int = 0  # tokens that were computed though they were known
+    lost_s: float = 0.0
+    explanation: Explanation | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state not in ("queued", "prefill", "decode")
+
+    @property
+    def warm(self) -> bool:
+        return self.prompt > 0 and self.reused >= CACHED * self.prompt
+
+
+class Day(msgspec.Struct):
+    """Sums of one day, local time, since the daemon's start at most."""
+
+    date: str = ""
+    requests: int = 0
+    failed: int = 0
+    prompt: int = 0
+    reused: int = 0
+    generated: int = 0
+    saved_s: float = 0.0
+    lost_s: float = 0.0
+
+
+class App(msgspec.Struct):
+    """How one app's prompts fare, over the records that are kept."""
+
+    app: str
+    requests: int = 0
+    prompt: int = 0
+    reused: int = 0
+    saved_s: float = 0.0
+    lost_s: float = 0.0
+    last: float = 0.0  # Unix time, s
+    causes: dict[str, float] = {}  # cause -> seconds lost
+    worst: str = ""  # id of a record whose explanation shows what costs most
+    text: str = ""  # that in a sentence
+
+
+class Records:
+    """The last requests, and those that run. Everything runs on the event loop."""
+
+    def __init__(
+        self,
+        keep: int = 500,
+        sink: Callable[[Record], None] | None = None,
+        clock: Callable[[], float] = time.time,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`keep`: records of ended requests. `sink` gets each when it has ended; `close`, which may wait for a disk, is
+        called at the end. `clock`: Unix time, s."""
+        self._close = close
+        self.running: dict[str, Record] = {}
+        self.recent: deque[Record] = deque(maxlen=keep)
+        self.day = Day()
+        self._sink = sink
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._rates: dict[str, float] = {}  # prefill by model, tokens per second
+        self._watchers: set[asyncio.Event] = set()
+        self._begin = clock()
+
+    # ------------------------------------------------------------------------------------------------- writing
+
+    def record(self, model: str, request: Generate) -> Record:
+        """Of a request that is about to begin."""
+        return Record(
+            id=request.rid,
+            app=app_name(request.client),
+            client=request.client,
+            model=model,
+            began=self._clock(),
+            priority=request.priority,
+            stream=request.stream,
+            not_stored="" if request.cache else "the request asked for no cache (`cache_prompt`: false)",
+        )
+
+    def begin(self, record: Record) -> None:
+        """Its request runs from now on."""
+        self.running[record.id] = record
+        self.changed()
+
+    def progress(self, record: Record, event: Progress) -> None:
+        record.state = "prefill"
+        record.prompt, record.reused, record.done = event.total, event.reused, event.done
+        self.changed()
+
+    def finish(self, record: Record, event: Finished, account: Account | None) -> None:
+        """The reply is whole: its figures. `account`: what the worker told of the prompt, where it did."""
+        timings = event.timings
+        record.ended = event.reason
+        record.prompt, record.done = timings.total_prompt_n, timings.total_prompt_n
+        record.reused, record.computed = timings.cache_n, timings.prompt_n
+        record.tiers = timings.cache_tiers
+        record.generated = timings.predicted_n
+        record.stored = event.stored if event.stored >= 0 else None
+        if not record.not_stored and 0 <= event.stored < record.prompt - _BLOCK:
+            record.not_stored = "the cache had no room or no time, or the store was away"
+        record.queue_ms, record.restore_ms = timings.queue_ms, timings.restore_ms
+        record.prefill_ms, record.decode_ms = timings.prompt_ms, timings.predicted_ms
+        rate = self._rate(record.model, timings.prompt_n, timings.prompt_ms / 1e3)
+        if rate:
+            record.saved_s = max(0.0, timings.cache_n / rate - timings.restore_ms / 1e3)
+        if account is not None:
+            record.sections, record.rules = account.sections, account.rules
+        found = conclude(record.id, account, timings, rate) if account is not None else None
+        record.explanation = found
+        if found is not None and found.tokens_lost:
+            record.cause, record.place = found.cause, found.place
+            record.lost, record.lost_s = found.tokens_lost, found.seconds_lost or 0.0
+
+    def end(self, record: Record, state: State, error: str = "", total_ms: float = 0.0) -> None:
+        """However it ended; only the first time counts."""
+        if self.running.pop(record.id, None) is not record:
+            return
+        record.number = next(self._numbers)
+        record.state, record.error, record.total_ms = state, error, total_ms
+        self.recent.append(record)
+        day = self.today()
+        day.requests += 1
+        day.failed += state == "failed"
+        day.prompt += record.reused + record.computed
+        day.reused += record.reused
+        day.generated += record.generated
+        day.saved_s += record.saved_s or 0.0
+        day.lost_s += record.lost_s
+        if self._sink is not None:
+            self._sink(record)
+        self.changed()
+
+    def _rate(self, model: str, tokens: int, seconds: float) -> float:
+        """Tokens of prefill per second, learnt from what each request had to compute; 0 while it is not known."""
+        known = self._rates.get(model, 0.0)
+        if tokens >= _RATE_TOKENS and seconds > 0:
+            now = tokens / seconds
+            known = self._rates[model] = _RATE_MEMORY * known + (1 - _RATE_MEMORY) * now if known else now
+        return known
+
+    async def close(self) -> None:
+        """At the daemon's end: what the sink still has to write is written."""
+        await asyncio.to_thread(self._close)
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def today(self) -> Day:
+        """The sums of today."""
+        date = datetime.datetime.fromtimestamp(self._clock()).date().isoformat()
+        if self.day.date != date:
+            self.day = Day(date)
+        return self.day
+
+    def find(self, name: str) -> Record | None:
+        """A record by its request's id; `last` is the one that ended last."""
+        if name == "last":
+            return self.recent[-1] if self.recent else None
+        if name in self.running:
+            return self.running[name]
+        return next((record for record in reversed(self.recent) if record.id == name), None)
+
+    def last_explained(self) -> Record | None:
+        """The last one that lost something."""
+        return next((record for record in reversed(self.recent) if record.cause), None)
+
+    def newest(self, limit: int, after: int = 0) -> list[Record]:
+        """Ended ones, the last first, with a number above `after`."""
+        newer = (record for record in reversed(self.recent) if record.number > after)
+        return list(itertools.islice(newer, limit))
+
+    def apps(self) -> list[App]:
+        """Those that asked most first."""
+        apps: dict[str, App] = {}
+        worst: dict[str, float] = {}
+        for record in self.recent:
+            app = apps.setdefault(record.app, App(record.app))
+            app.requests += 1
+            app.prompt += record.reused + record.computed
+            app.reused += record.reused
+            app.saved_s += record.saved_s or 0.0
+            app.lost_s += record.lost_s
+            app.last = max(app.last, record.began)
+            if record.cause:
+                app.causes[record.cause] = app.causes.get(record.cause, 0.0) + record.lost_s
+                if record.lost_s >= worst.get(app.app, 0.0):
+                    worst[app.app] = record.lost_s
+                    app.worst = record.id
+        for app in apps.values():
+            found = self.find(app.worst) if app.worst else None
+            if found is not None and found.explanation is not None:
+                app.text = f"lost {_seconds(app.lost_s)} since {self._since()}, most of it to {found.explanation.title}"
+        return sorted(apps.values(), key=lambda app: -app.requests)
+
+    def _since(self) -> str:
+        first = self.recent[0].began if self.recent else self._begin
+        return datetime.datetime.fromtimestamp(first).strftime("%H:%M")
+
+    # ------------------------------------------------------------------------------------------------- watching
+
+    def changed(self) -> None:
+        """Wake those who watch."""
+        for watcher in self._watchers:
+            watcher.set()
+
+    @contextmanager
+    def watch(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever something changes; whoever waits for it clears it."""
+        watcher = asyncio.Event()
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+
+def app_name(client: str) -> str:
+    """The app behind `Generate.client`: a key's name, or what the client calls itself, without address and version."""
+    first, _, agent = client.partition(" ")
+    if first == "key" and agent:
+        return agent
+    try:
+        ipaddress.ip_address(first.partition("%")[0])
+    except ValueError:
+        return client.strip() or "unknown"
+    return agent.strip().partition("/")[0] or first
+
+
+def first_token_ms(records: Iterable[Record], *, warm: bool) -> float | None:
+    """Median time to the first token of warm or cold requests, ms; None if there was none."""
+    waits = sorted(record.first_ms for record in records if record.first_ms and record.warm == warm)
+    return waits[len(waits) // 2] if waits else None
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"

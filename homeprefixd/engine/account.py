@@ -1,0 +1,231 @@
+"""What each prompt is made of, and where it leaves the one that it resembles: an `Account` frame for the daemon.
+
+Not on the engine's thread, and never an error of the request. Remembers the last prompts and replies of this worker, in
+RAM only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..explain.differences import Difference, difference
+from ..explain.memory import Known, Memory, words_of
+from ..explain.prompt import Prompt, common_length
+from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens
+from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
+
+_LONGEST_REPLY = 1 << 18  # characters of a reply that are remembered
+BEYOND = 256
+"""Tokens of a stored prompt that are looked at behind the first that differs."""
+
+_SEAM = 2  # tokens at a prompt's end that may be others once a reply follows
+_LEAST_COMMON = 16  # tokens from which a stored prompt is one that resembles
+_EARLY = 64  # requests that ended before they were accounted for, of which one knows it
+_PIECES = 400  # sections that are told at most
+
+logger = logging.getLogger(__name__)
+
+
+class Accountant:
+    """`take` is called for each request that was queued, `watch` sees every frame that the worker sends."""
+
+    def __init__(
+        self,
+        piece: Callable[[int], bytes],
+        emit: Callable[[Frame], None],
+        stored: Callable[[str, bytes], bytes] = lambda salt, tokens: b"",
+        grain: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32 LE)
+        of the stored prompt that begins as the given ones, in a request's salt; asked where none is remembered.
+        `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
+        so nothing is said to be evicted.
+        """
+        self._piece, self._emit, self._stored, self._clock = piece, emit, stored, clock
+        self._grain = grain
+        self._memory = Memory()
+        self._lock = threading.Lock()
+        self._replies: dict[str, _Reply] = {}  # of the requests that run
+        self._early: deque[str] = deque(maxlen=_EARLY)
+        self.seconds = 0.0  # spent in `take`, in all
+        self.count = 0
+
+    def watch(self, frame: Frame) -> None:
+        """Send a frame on, and remember what it says of a reply. From any thread."""
+        match frame:
+            case Delta():
+                parts = self._replies.get(frame.rid)
+                if parts is not None:
+                    parts.add(frame)
+            case Finished():
+                parts = self._replies.pop(frame.rid, None)
+                if parts is None:
+                    self._early.append(frame.rid)
+                else:
+                    parts.add(frame)
+                    with self._lock:
+                        self._memory.end(frame.rid, parts.text()[:_LONGEST_REPLY], whole=_is_stored(frame))
+            case Failure(rid=str(rid)):
+                if self._replies.pop(rid, None) is None:
+                    self._early.append(rid)
+                else:
+                    with self._lock:
+                        self._memory.forget(rid)
+        self._emit(frame)
+
+    def take(self, generate: Generate, tokens: list[int], rules: dict[str, int]) -> None:
+        """Tell of a request's prompt. Raises ChannelClosedError only."""
+        began = self._clock()
+        try:
+            account = self._account(generate, tokens, rules)
+        except Exception:
+            logger.exception("request %s could not be accounted for", generate.rid)
+            return
+        self.seconds += self._clock() - began
+        self.count += 1
+        self._emit(account)
+
+    def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int]) -> Account:
+        pieces = [self._piece(token) for token in tokens]
+        text = b"".join(pieces).decode(errors="surrogateescape")
+        prompt = Prompt(text, generate.messages, generate.tools or ())
+        ends = _Ends(text, pieces)
+        new = Known(generate.rid, generate.client, generate.salt, prompt, to_le(tokens), words_of(tokens))
+        with self._lock:
+            found = self._memory.resembles(new)
+            if generate.cache and generate.rid not in self._early:
+                self._memory.add(new)
+                self._replies[generate.rid] = _Reply()
+        sections = _sections(prompt, ends)
+        if found is None and generate.cache:
+            found = self._from_store(new)
+        if found is None:
+            return Account(generate.rid, sections, False, 0, 0, None, rules, not generate.cache)
+        other, common = found
+        whole = other.prompt.text + other.prompt.reply
+        known = common
+        if len(other.tokens) // 4 - common <= _SEAM:
+            known = max(common, ends.token_at(common_length(whole, text)))
+        finding = self._finding(other, prompt, ends)
+        if other.salt != generate.salt:
+            finding = Finding("other_namespace", "`cache_salt`", 0, "", "", "", len(tokens))
+            known = 0
+        return Account(
+            generate.rid,
+            sections,
+            True,
+            self._certain(known, len(other.tokens) // 4) if other.done else 0,
+            min(known, len(other.tokens) // 4),
+            finding,
+            rules,
+            not generate.cache,
+        )
+
+    def _certain(self, known: int, prompt: int) -> int:
+        """Of the tokens that were computed before, those that the cache would surely give if it had them."""
+        if self._grain == 1:
+            return known
+        return min(known, prompt) // self._grain * self._grain if self._grain else 0
+
+    def _from_store(self, new: Known) -> tuple[Known, int] | None:
+        """After a restart nothing is remembered, but much is stored.
+
+        Not `done`: the path may be the request's own, whose blocks are stored as they are computed, and what is stored
+        was not evicted.
+        """
+        tokens = self._stored(new.salt, new.tokens)
+        common = common_tokens(tokens, new.tokens)
+        if common < _LEAST_COMMON:
+            return None
+        text = b"".join(map(self._piece, from_le(tokens))).decode(errors="surrogateescape")
+        return Known("", new.client, new.salt, Prompt(text), tokens, frozenset()), common
+
+    @staticmethod
+    def _finding(other: Known, prompt: Prompt, ends: _Ends) -> Finding | None:
+        found: Difference | None = difference(other.prompt, prompt)
+        if found is None:
+            return None
+        token = ends.token_at(found.place)
+        rest = len(prompt.text) - found.place
+        left = ends.count - token
+        return Finding(
+            cause=found.cause,
+            place=found.part,
+            token=token,
+            lead=_plain(found.lead),
+            before=_plain(found.before),
+            after=_plain(found.after),
+            alike=round(left * min(1.0, found.alike / rest)) if rest > 0 else 0,
+            rule=found.rule,
+        )
+
+
+def _is_stored(end: Finished) -> bool:
+    """Was all of the prompt computed, and handed to the cache in whole blocks?"""
+    whole = end.timings.total_prompt_n // BLOCK_TOKENS * BLOCK_TOKENS
+    return end.reason != "cancelled" and (end.stored < 0 or end.stored >= whole)
+
+
+class _Reply:
+    """What is generated, as it comes. Thoughts stand before the rest, in the marks that most models use."""
+
+    def __init__(self) -> None:
+        self._thoughts: list[str] = []
+        self._parts: list[str] = []
+
+    def add(self, frame: Delta | Finished) -> None:
+        if frame.reasoning:
+            self._thoughts.append(frame.reasoning)
+        if frame.text:
+            self._parts.append(frame.text)
+
+    def text(self) -> str:
+        thoughts, rest = "".join(self._thoughts), "".join(self._parts)
+        return f"<think>\n{thoughts.strip()}\n</think>\n\n{rest.lstrip()}" if thoughts else rest
+
+
+class _Ends:
+    """Where each token ends in the text."""
+
+    def __init__(self, text: str, pieces: Sequence[bytes]) -> None:
+        self._text = text
+        self._ascii = text.isascii()
+        self._ends = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+        self.count = len(pieces)
+
+    def token_at(self, place: int) -> int:
+        """Tokens that end at a character, or before it."""
+        at = place if self._ascii else len(self._text[:place].encode(errors="surrogateescape"))
+        return int(np.searchsorted(self._ends, at, "right"))
+
+
+def _sections(prompt: Prompt, ends: _Ends) -> list[SectionTokens]:
+    """Parts with their tokens; all of the template's together, at the end."""
+    sections: list[SectionTokens] = []
+    template, begin = 0, 0
+    parts: list[Any] = prompt.parts
+    for part in parts[:_PIECES]:
+        end = ends.token_at(part.end) if part is not parts[-1] else ends.count
+        if part.kind == "template":
+            template += end - begin
+        else:
+            sections.append(SectionTokens(part.name.removeprefix("the "), end - begin))
+        begin = end
+    if len(parts) > _PIECES:
+        sections.append(SectionTokens("the rest", ends.count - begin))
+    if template:
+        sections.append(SectionTokens("template", template))
+    return sections
+
+
+def _plain(text: str) -> str:
+    """Text that can be sent, whatever bytes the tokens had."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

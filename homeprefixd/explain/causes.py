@@ -1,0 +1,133 @@
+"""Why a prompt is not reused as far as it could be: what each cause is called, what to do, the rule that does it.
+
+Data only. What finds them is in `differences.py` (two prompts) and `conclude.py` (what the cache did).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Cause(NamedTuple):
+    title: str  # follows "lost to"; {place} is where it stands
+    advice: str
+    rule: str = ""  # of `chat/stable.py`
+
+
+MOVE = "move_volatile_line"
+
+CAUSES: Mapping[str, Cause] = {
+    "clock": Cause(
+        "a clock or date in {place}",
+        "Put the time at the end of the last user message, or let the app ask for it by a tool: everything behind it is"
+        " computed again each time it changes.",
+        MOVE,
+    ),
+    "template_clock": Cause(
+        "the date that the model's template puts into {place}",
+        "With the rule the template gets the beginning of the day, so that the prompt changes once a day at most.",
+        "freeze_clock",
+    ),
+    "counter": Cause(
+        "a counter in {place}",
+        "Take the number out, or put it at the end of the last user message.",
+        MOVE,
+    ),
+    "random_id": Cause(
+        "a random id in {place}",
+        "Leave the id out of the prompt, or put it at the end of the last user message: the model makes nothing of it.",
+        MOVE,
+    ),
+    "billing_line": Cause(
+        "a billing line in {place}",
+        "The line is for the vendor's servers and means nothing to a model at home.",
+        "drop_billing_line",
+    ),
+    "changing_value": Cause(
+        "a value that changes in {place}",
+        "Put what changes (sensors, weather, states) behind what does not, best at the end of the last user message, or"
+        " let the app ask for it by a tool.",
+        MOVE,
+    ),
+    "tools_reordered": Cause(
+        "tools that come in another order",
+        "Send the tools in a fixed order.",
+        "sort_tools",
+    ),
+    "tools_changed": Cause(
+        "tools that have changed: {place}",
+        "Send the same tools with each request of a chat; tools stand at the beginning of a prompt, so all behind them"
+        " is computed again.",
+    ),
+    "keys_reordered": Cause(
+        "JSON keys that come in another order in {place}",
+        "Write JSON with its keys in a fixed order (in Python: `sort_keys=True`).",
+        "sort_keys",
+    ),
+    "entries_reordered": Cause(
+        "entries that come in another order in {place}",
+        "Sort them before they are written into the prompt.",
+    ),
+    "white_space": Cause(
+        "white space in {place}",
+        "Write the same blanks and line ends each time.",
+    ),
+    "thoughts_stripped": Cause(
+        "thoughts that were left out of {place}",
+        "Send the thoughts back (`reasoning_content`), if the model's template keeps them; else it is the template's"
+        " way, and only the last reply is computed again.",
+    ),
+    "retokenised": Cause(
+        "a reply whose text makes other tokens than those that were generated",
+        "Nothing can be done in the app: the text is the same.",
+    ),
+    "history_truncated": Cause(
+        "messages that were cut off the front of the history",
+        "Cut rarely and much rather than a little with each turn, or give the model a longer context (`model.ctx`).",
+    ),
+    "history_edited": Cause(
+        "an earlier message that was changed: {place}",
+        "Leave what was sent as it is, and say what is new at the end.",
+    ),
+    "inserted_text": Cause(
+        "text that was put in before the rest of {place}",
+        "Put what is new (found documents, memories) at the end of the last user message.",
+    ),
+    "changed_text": Cause(
+        "text that has changed in {place}",
+        "Keep the beginning of the prompt as it is, and put what changes at its end.",
+    ),
+    "other_namespace": Cause(
+        "another namespace ({place})",
+        "What was stored under other settings of the cache cannot be used: use the same for what may be shared.",
+    ),
+    "evicted": Cause(
+        "eviction: it was known and is not kept any more",
+        "Give the cache more room (`cache.hot`, `cache.warm`).",
+    ),
+    "cache_off": Cause(
+        "a request that asked for no cache",
+        "Leave `cache_prompt` out of the request.",
+    ),
+    "too_short": Cause(
+        "nothing: the prompt is too short to be worth it",
+        "",
+    ),
+    "never_seen": Cause(
+        "nothing: no prompt like this one was seen since the model was loaded",
+        "",
+    ),
+    "goes_on": Cause(
+        "nothing: only what is new was computed",
+        "",
+    ),
+}
+
+HARMLESS = frozenset({"too_short", "never_seen", "goes_on"})
+"""Nothing was lost."""
+
+
+def title(cause: str, place: str) -> str:
+    """In a few words, after "lost to"."""
+    return CAUSES[cause].title.format(place=place or "the prompt")

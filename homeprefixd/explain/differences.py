@@ -1,0 +1,339 @@
+"""Where a prompt leaves another one that it resembles, and why: two prompts in, one difference out.
+
+Pure. Looks at the chats first (tools, messages), where they say more than their texts, then at the texts around the
+first character that differs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..frames import Message
+from .causes import CAUSES, MOVE
+from .prompt import Part, Prompt, common_length, tool_name
+from .volatile import volatile
+
+_WINDOW = 16_384  # characters behind the difference that are compared
+_SHOWN = 48  # characters of each text that are shown
+_SEGMENT = re.compile(r"[^\n,.;{}<>|]+")
+_THOUGHT = re.compile(
+    r"<think|</think|<\|channel\|>\s*analysis|<reasoning|<thought|\[THINK\]|<seed:think", re.IGNORECASE
+)
+_BLANK = re.compile(r"\s+")
+_LONG_LINE = 320  # characters: what changes in a longer one is not "a line"
+_FOUND_AGAIN = 64  # characters that must come again for one text to be in another
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`place`: position in both texts of the first character that differs; `alike`: characters behind it that are not
+    new, roughly."""
+
+    cause: str
+    part: str
+    place: int
+    lead: str
+    before: str
+    after: str
+    alike: int
+    rule: str
+
+
+def difference(before: Prompt, after: Prompt) -> Difference | None:
+    """None if `after` goes on where `before` ended, or differs only in what it asks last."""
+    a, b = before.text + before.reply, after.text
+    place = common_length(a, b)
+    if place >= len(b) or not a[place:].strip():
+        return None
+    part = after.part_at(place)
+    alike = _alike(a[place:], b[place:])
+    cause, name, old, new = _why(before, after, a, place, part)
+    if cause == "changed_text" and _is_new_question(before, after, part, alike, len(b) - place):
+        return None
+    return Difference(
+        cause=cause,
+        part=name or part.name,
+        place=place,
+        lead=b[max(0, place - _SHOWN) : place],
+        before=(old if old is not None else a[place : place + _SHOWN])[:_SHOWN],
+        after=(new if new is not None else b[place : place + _SHOWN])[:_SHOWN],
+        alike=alike,
+        rule=_rule(cause, part),
+    )
+
+
+def _rule(cause: str, part: Part) -> str:
+    """The rule that would help: lines are moved out of system messages, and keys sorted in tools only."""
+    rule = CAUSES[cause].rule
+    if rule == MOVE and part.kind != "system":
+        return ""
+    return "" if rule == "sort_keys" and part.kind not in ("tool", "template") else rule
+
+
+Why = tuple[str, str, str | None, str | None]
+"""Cause, name of the place ("": the part's own), what stood there, what stands there (None: the text there)."""
+
+
+def _why(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
+    b = after.text
+    near = a[max(0, place - 12) : place + _SHOWN], b[max(0, place - 12) : place + _SHOWN]
+    if part.kind in ("tool", "template") or (not after.tools) != (not before.tools):
+        found = _tools(before, after, place, part)
+        if found is not None:
+            return found
+    if before.messages is not None and after.messages is not None:
+        found = _history(before, after, place, part)
+        if found is not None:
+            return found
+    if _THOUGHT.search(near[0]) and not _THOUGHT.search(near[1]):
+        return "thoughts_stripped", "", None, None
+    if _is_blank_only(a, b, place):
+        return "white_space", "", None, None
+    what = volatile(a, b, place)
+    ordered = _reordered(a, b, place)
+    if ordered and (what is None or what.cause in ("counter", "changing_value", "random_id")):
+        return ordered, "", None, None
+    if after.messages is None or part.kind not in ("message", "system"):
+        if _comes_again(b, place, a):
+            return "history_truncated", "", None, None
+        if _comes_again(a, place, b):
+            return "inserted_text", "", None, None
+    if what is not None:
+        cause = "template_clock" if what.cause == "clock" and part.kind == "template" else what.cause
+        return cause, "", what.before, what.after
+    return _changed(before, after, a, place, part)
+
+
+def _changed(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
+    b = after.text
+    last = _last_user(after)
+    if part.kind == "message" and part.index >= 0 and part.index < last and not _same_last(before, part):
+        return "history_edited", "", None, None
+    lines = _line_at(a, place), _line_at(b, place)
+    behind = [text[end : end + _WINDOW] for text, (_start, end) in zip((a, b), lines, strict=True)]
+    short = all(end - start <= _LONG_LINE for start, end in lines)
+    if short and len(behind[0]) >= _FOUND_AGAIN and behind[0][:_FOUND_AGAIN] == behind[1][:_FOUND_AGAIN]:
+        shown = [text[start:end] for text, (start, end) in zip((a, b), lines, strict=True)]
+        return "changing_value", "", shown[0], shown[1]
+    if part.kind == "system" and _comes_again(a, place, b):
+        return "inserted_text", "", None, None
+    return "changed_text", "", None, None
+
+
+# ------------------------------------------------------------------------------------------------- tools
+
+
+def canonical(value: Any) -> str:
+    """JSON with its keys in order."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def _tools(before: Prompt, after: Prompt, place: int, part: Part) -> Why | None:
+    """Why the tools differ, if it is they that differ at `place`."""
+    if not before.tools and not after.tools:
+        return None
+    exact = [[json.dumps(tool, default=str) for tool in prompt.tools] for prompt in (before, after)]
+    if exact[0] == exact[1]:
+        return None
+    first = min((p.start for p in (*before.parts, *after.parts) if p.kind == "tool"), default=None)
+    if first is not None and place < first - 400 and part.kind != "tool":
+        return None
+    plain = [[canonical(tool) for tool in prompt.tools] for prompt in (before, after)]
+    names = [[tool_name(tool) for tool in prompt.tools] for prompt in (before, after)]
+    if plain[0] == plain[1]:
+        return "keys_reordered", part.name if part.kind == "tool" else "the tools", None, None
+    if sorted(plain[0]) == sorted(plain[1]):
+        return "tools_reordered", "the tools", ", ".join(names[0]), ", ".join(names[1])
+    if sorted(names[0]) == sorted(names[1]):
+        if names[0] != names[1]:
+            return "tools_reordered", "the tools", ", ".join(names[0]), ", ".join(names[1])
+        what = volatile(before.text, after.text, place)
+        if what is not None and part.kind == "tool":
+            return what.cause, "", what.before, what.after
+        index = next(i for i, (x, y) in enumerate(zip(plain[0], plain[1], strict=True)) if x != y)
+        return "tools_changed", f"the definition of {names[1][index]}", None, None
+    gone = [name for name in names[0] if name not in names[1]]
+    new = [name for name in names[1] if name not in names[0]]
+    said = "; ".join(filter(None, (f"{', '.join(new)} came" if new else "", f"{', '.join(gone)} went" if gone else "")))
+    return "tools_changed", said or "the tools", ", ".join(names[0]), ", ".join(names[1])
+
+
+# ------------------------------------------------------------------------------------------------- messages
+
+
+def _history(before: Prompt, after: Prompt, place: int, part: Part) -> Why | None:
+    """What has happened to the messages from the first that differs on."""
+    old, new = list(before.messages or ()), list(after.messages or ())
+    if part.kind == "system" or (part.kind == "tool"):
+        return None
+    at = next((i for i, (x, y) in enumerate(zip(old, new, strict=False)) if not _equal(x, y)), min(len(old), len(new)))
+    if at < len(old) and at < len(new):
+        if _thoughts_went(old[at], new[at]):
+            return "thoughts_stripped", f"message {at + 1} ({new[at].role})", None, None
+        if old[at].role == "system" or new[at].role == "system":
+            return None
+        tail = old[at + 1 :]
+        if any(_equal(message, new[at]) for message in tail) and (len(new) - at > 1 or at <= 1):
+            return "history_truncated", f"message {at + 1} ({new[at].role})", None, None
+        content, was = new[at].content or "", old[at].content or ""
+        if len(content) >= _FOUND_AGAIN and len(was) > len(content) and was.endswith(content[-len(content) // 2 :]):
+            return "history_truncated", f"message {at + 1} ({new[at].role})", None, None
+    if at == len(old) and at < len(new) and new[at].role == "assistant" and place >= len(before.text):
+        reply, sent = before.reply, (new[at].content or "").strip()
+        thinking = _THOUGHT.search(reply[:200]) or _THOUGHT.search(before.text[-40:])
+        if thinking and not _THOUGHT.search(after.text[len(before.text) - 20 : place + 40]):
+            return "thoughts_stripped", f"message {at + 1} (assistant)", None, None
+        if sent and sent not in reply and "".join(sent.split()) in "".join(reply.split()):
+            return "white_space", f"message {at + 1} (assistant)", None, None
+        if thinking:
+            return "thoughts_stripped", f"message {at + 1} (assistant)", None, None
+        return "history_edited", f"message {at + 1} (assistant)", None, None
+    if (
+        at == len(old)
+        and place < len(before.text)
+        and _THOUGHT.search(before.text[max(0, place - 16) : place + _SHOWN])
+    ):
+        return "thoughts_stripped", "", None, None
+    return None
+
+
+def _equal(a: Message, b: Message) -> bool:
+    return a.role == b.role and (a.content or "") == (b.content or "") and a.tool_calls == b.tool_calls
+
+
+def _thoughts_went(old: Message, new: Message) -> bool:
+    if old.role != "assistant" or new.role != "assistant":
+        return False
+    if old.reasoning_content and not new.reasoning_content:
+        return True
+    was, now = old.content or "", new.content or ""
+    return bool(_THOUGHT.search(was)) and not _THOUGHT.search(now)
+
+
+def _last_user(prompt: Prompt) -> int:
+    """Index of the last user message, -1 if there is none."""
+    return max((i for i, message in enumerate(prompt.messages or ()) if message.role == "user"), default=-1)
+
+
+def _same_last(before: Prompt, part: Part) -> bool:
+    """Whether the message was the last one that the other prompt asked."""
+    return part.index == _last_user(before)
+
+
+def _is_new_question(before: Prompt, after: Prompt, part: Part, alike: int, rest: int) -> bool:
+    """Only what is asked differs: what stands behind it is the template's."""
+    if after.messages is None:
+        return alike * 2 < rest
+    if part.kind == "template" or part.kind == "message":
+        first_new = min(len(before.messages or ()), _last_user(after))
+        return part.index < 0 or part.index >= min(first_new, _last_user(before))
+    return False
+
+
+# ------------------------------------------------------------------------------------------------- texts
+
+
+def _alike(a: str, b: str) -> int:
+    """Characters of `b` that `a` has too, wherever they stand: a bound on what a fixed order would have reused."""
+    end = common_length(a[: -_WINDOW - 1 : -1], b[: -_WINDOW - 1 : -1])
+    wa, wb = a[:_WINDOW], b[:_WINDOW]
+    if not wb:
+        return 0
+    known = Counter(_SEGMENT.findall(wa))
+    same = 0
+    for segment, count in Counter(_SEGMENT.findall(wb)).items():
+        same += len(segment) * min(count, known.get(segment, 0))
+    total = sum(len(segment) for segment in _SEGMENT.findall(wb)) or 1
+    return max(end, round(same / total * len(b)))
+
+
+def _is_blank_only(a: str, b: str, place: int) -> bool:
+    """Do the texts differ in blanks here, and go on alike?"""
+    wa, wb = a[max(0, place - 1) : place + 160], b[max(0, place - 1) : place + 160]
+    if not (a[place : place + 1].isspace() or b[place : place + 1].isspace()):
+        return False
+    sa, sb = _BLANK.sub("", wa), _BLANK.sub("", wb)
+    return common_length(sa, sb) >= 16
+
+
+def _comes_again(text: str, place: int, other: str) -> bool:
+    """Does what stands in `text` at `place` come later in `other`? Then something before it went."""
+    probe = text[place : place + _FOUND_AGAIN]
+    return len(probe) == _FOUND_AGAIN and other.find(probe, place + 1, place + 64 * _WINDOW) > place
+
+
+def _line_at(text: str, place: int) -> tuple[int, int]:
+    """Of the line that holds `place`."""
+    start = text.rfind("\n", 0, place) + 1
+    end = text.find("\n", place)
+    return start, end if end >= 0 else len(text)
+
+
+def _reordered(a: str, b: str, place: int) -> str:
+    """Are it keys, tools or lines that come in another order from `place` on? The cause, or ""."""
+    for start in _json_starts(a, place):
+        values = [_json_at(text, start, place) for text in (a, b)]
+        if values[0] is None or values[1] is None:
+            continue
+        if canonical(values[0]) == canonical(values[1]):
+            return "keys_reordered"
+        if _same_items(values[0], values[1]):
+            return "tools_reordered" if _are_tools(values[0]) else "entries_reordered"
+    start = a.rfind("\n", 0, place) + 1
+    lines = [text[start : start + _WINDOW].split("\n") for text in (a, b)]
+    if len(lines[0]) < 2 or len(lines[1]) < 2:
+        return ""
+    heads = lines[0][0].strip(), lines[1][0].strip()
+    if not all(len(head) >= 3 for head in heads) or heads[0] == heads[1]:
+        return ""
+    if _json_line(heads[0]) is not None and canonical(_json_line(heads[0])) == canonical(_json_line(heads[1])):
+        return "keys_reordered"
+    others = [{line.strip().rstrip(",") for line in part} for part in lines]
+    if heads[0].rstrip(",") in others[1] and heads[1].rstrip(",") in others[0]:
+        return "tools_reordered" if _are_tools([_json_line(head) for head in heads]) else "entries_reordered"
+    return ""
+
+
+def _json_starts(text: str, place: int) -> Sequence[int]:
+    """Where JSON that holds `place` may begin, the outermost last: the nearest brackets before it."""
+    found = [match.start() for match in re.finditer(r"[\[{]", text[max(0, place - _WINDOW) : place + 1])]
+    base = max(0, place - _WINDOW)
+    near = [base + start for start in found[-6:][::-1]]
+    return [*near, *(base + start for start in found[:2])]
+
+
+def _json_at(text: str, start: int, place: int) -> Any | None:
+    try:
+        value, end = json.JSONDecoder().raw_decode(text[start : start + 4 * _WINDOW])
+    except (ValueError, RecursionError):
+        return None
+    return value if start + end > place else None
+
+
+def _json_line(line: str) -> Any | None:
+    if not line.startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(line.rstrip(","))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b) or len(a) < 2:
+        return False
+    return sorted(map(canonical, a)) == sorted(map(canonical, b))
+
+
+def _are_tools(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(value, dict)
+        and bool(tool_name(value))
+        and ("function" in value or "parameters" in value or "description" in value)
+        for value in values
+    )

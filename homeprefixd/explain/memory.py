@@ -1,0 +1,86 @@
+"""The prompts of the last requests, so that a new one can be compared with the one that it resembles most.
+
+Bounded by characters and by number. Not for several threads at once: who uses it has a lock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from ..prefix.blocks import common_tokens
+from .prompt import Prompt
+
+_LEAST_LIKENESS = 0.4
+_SAME_CLIENT = 0.25  # what it counts beside likeness and what is shared, each up to 1
+_EARLY = 4096  # tokens of a prompt whose set tells how alike two are
+
+
+@dataclass(eq=False)
+class Known:
+    """A prompt that was seen. `tokens`: little-endian u32."""
+
+    rid: str
+    client: str
+    salt: str
+    prompt: Prompt
+    tokens: bytes
+    words: frozenset[int]
+    done: bool = False  # its blocks were handed to the cache
+
+
+class Memory:
+    """The last `most` prompts with at most `characters` together."""
+
+    def __init__(self, most: int = 48, characters: int = 4 << 20) -> None:
+        self._most, self._limit = most, characters
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, known: Known) -> None:
+        self._known[known.rid] = known
+        self._size += len(known.prompt.text)
+        while len(self._known) > self._most or (self._size > self._limit and len(self._known) > 1):
+            _rid, gone = self._known.popitem(last=False)
+            self._size -= len(gone.prompt.text) + len(gone.prompt.reply)
+
+    def end(self, rid: str, reply: str, *, whole: bool) -> None:
+        """A request has ended. `whole`: all of it was computed, and is kept."""
+        known = self._known.get(rid)
+        if known is not None:
+            known.done = whole
+            known.prompt = Prompt(known.prompt.text, known.prompt.messages, known.prompt.tools, reply)
+            self._size += len(reply)
+
+    def forget(self, rid: str) -> None:
+        known = self._known.pop(rid, None)
+        if known is not None:
+            self._size -= len(known.prompt.text) + len(known.prompt.reply)
+
+    def resembles(self, new: Known) -> tuple[Known, int] | None:
+        """The one to compare with, and the leading tokens that both have; None if none is like it.
+
+        The same beginning counts most: that is what could have been reused. Where there is hardly any, the same words
+        tell that it is the same kind of prompt, and the same client that it is the same app.
+        """
+        best: tuple[bool, float, Known, int] | None = None
+        size = max(1, len(new.tokens) // 4)
+        for known in reversed(self._known.values()):
+            common = common_tokens(known.tokens, new.tokens)
+            both = len(known.words & new.words)
+            likeness = both / max(1, min(len(known.words), len(new.words)))
+            if common * 2 < size and likeness < _LEAST_LIKENESS:
+                continue
+            same = known.salt == new.salt  # another's is of use only where there is none of its own
+            score = common / size + likeness + _SAME_CLIENT * (known.client == new.client)
+            if best is None or (same, score) > (best[0], best[1] + 1e-9 * (same == best[0])):  # of equals, the last
+                best = same, score, known, common
+        return (best[2], best[3]) if best is not None else None
+
+
+def words_of(tokens: list[int]) -> frozenset[int]:
+    """Which tokens a prompt has in its beginning."""
+    return frozenset(tokens[:_EARLY])

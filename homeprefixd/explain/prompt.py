@@ -1,0 +1,134 @@
+"""A prompt as it is explained: its text, the chat it was made from, and which part of the text is what.
+
+Pure. A template may write messages as it likes, so parts are found by their contents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..frames import Message
+
+_PROBE = 120  # characters by which a message is looked for where the whole is not found
+_TOOL_HEAD = 300  # characters before a tool's name within which its JSON begins
+
+
+@dataclass(frozen=True)
+class Part:
+    """[start, end) of the text."""
+
+    start: int
+    end: int
+    kind: str  # template, system, tool, message, prompt
+    name: str
+    index: int = -1  # of the message or tool
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`messages` None: it was sent as text. `reply`: what was generated after it, as far as it is known."""
+
+    text: str
+    messages: Sequence[Message] | None = None
+    tools: Sequence[dict[str, Any]] = field(default=())
+    reply: str = ""
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """All of the text, in order, without holes."""
+        if self.messages is None:
+            return [Part(0, len(self.text), "prompt", "the prompt")]
+        found = sorted([*self._tools(), *self._messages()], key=lambda part: part.start)
+        parts: list[Part] = []
+        at = 0
+        for part in found:
+            start = max(part.start, at)
+            if part.end <= start:
+                continue
+            if start > at:
+                parts.append(Part(at, start, "template", "the template"))
+            parts.append(Part(start, part.end, part.kind, part.name, part.index))
+            at = part.end
+        if at < len(self.text):
+            parts.append(Part(at, len(self.text), "template", "the template"))
+        return parts
+
+    def part_at(self, place: int) -> Part:
+        """The part that holds a position, or begins or ends there rather than the template around it."""
+        best: Part | None = None
+        for part in self.parts:
+            if part.start <= place < part.end or (place == part.end and part.kind != "template"):
+                if part.kind != "template":
+                    return part
+                best = best or part
+        return best or (self.parts[-1] if self.parts else Part(0, 0, "prompt", "the prompt"))
+
+    def _messages(self) -> Iterator[Part]:
+        at = 0
+        for index, message in enumerate(self.messages or ()):
+            content = (message.content or "").strip()
+            if not content:
+                continue
+            start = self.text.find(content, at)
+            length = len(content)
+            if start < 0 and length > _PROBE:  # the template has changed it somewhere
+                start = self.text.find(content[:_PROBE], at)
+                length = _PROBE
+            if start < 0:
+                continue
+            at = start + length
+            yield Part(start, at, "system" if message.role == "system" else "message", name_of(message, index), index)
+
+    def _tools(self) -> Iterator[Part]:
+        at = 0
+        for index, tool in enumerate(self.tools):
+            name = tool_name(tool)
+            place = self.text.find(f'"{name}"', at) if name else -1
+            if place < 0:
+                continue
+            start, end = self._json_around(place, at)
+            at = end
+            yield Part(start, end, "tool", f"the tool {name}", index)
+
+    def _json_around(self, place: int, least: int) -> tuple[int, int]:
+        """The outermost JSON object not before `least` that holds `place`, else its line."""
+        begin = max(least, place - _TOOL_HEAD)
+        start = self.text.find("{", begin, place)
+        while start >= 0:
+            try:
+                _value, end = json.JSONDecoder().raw_decode(self.text, start)
+            except (ValueError, RecursionError):
+                end = start
+            if end > place:
+                return start, end
+            start = self.text.find("{", start + 1, place)
+        line = self.text.find("\n", place)
+        return max(least, self.text.rfind("\n", begin, place) + 1), line if line >= 0 else len(self.text)
+
+
+def name_of(message: Message, index: int) -> str:
+    return "the system message" if message.role == "system" else f"message {index + 1} ({message.role})"
+
+
+def tool_name(tool: dict[str, Any]) -> str:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else tool.get("name")
+    return name if isinstance(name, str) else ""
+
+
+def common_length(a: str, b: str) -> int:
+    """Leading characters that two texts share."""
+    least, most = 0, min(len(a), len(b))
+    if a[:most] == b[:most]:
+        return most
+    while most - least > 1:
+        middle = (least + most) // 2
+        if a[least:middle] == b[least:middle]:
+            least = middle
+        else:
+            most = middle
+    return least

@@ -1,0 +1,159 @@
+"""What a piece of text is that differs between two prompts: a clock, a counter, a random id, a billing line, a value.
+
+Pure functions on two texts and the position of the first character that differs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_AROUND = 72  # characters to each side that are looked at
+
+_MONTH = (
+    r"(?:jan(?:uary|uar|vier)?|feb(?:ruary|ruar)?|f[eé]v(?:rier)?|mar(?:ch|s)?|m[aä]r(?:z)?|apr(?:il)?|avr(?:il)?|ma[iy]|june?|juni|juin"
+    r"|july?|juli|juillet|aug(?:ust)?|ao[uû]t|sept?(?:ember)?|septembre|o[ck]t(?:ober|obre)?|nov(?:ember|embre)?|de[cz](?:ember)?|d[eé]c(?:embre)?)"
+)
+_DAY = (
+    r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
+    r"|montag|dienstag|mittwoch|donnerstag|freitag|samstag|sonnabend|sonntag|lundi|mardi|mercredi|jeudi|vendredi|samedi|dimanche"
+)
+_CLOCKS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"\d{4}-\d{2}-\d{2}(?:[T _]\d{2}[:.h]?\d{2}(?:[:.]?\d{2}(?:[.,]\d+)?)?)?\s?(?:Z|UTC|[+-]\d{2}:?\d{2})?",
+        r"\d{4}/\d{1,2}/\d{1,2}",
+        r"\d{1,2}[./]\d{1,2}[./]\d{2,4}",
+        r"\d{8}T?\d{4,6}Z?",
+        r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[ap]\.?m\.?)?",
+        r"\d{1,2}\s?(?:[ap]\.?m\.?|o'clock|uhr)\b",
+        rf"\b{_MONTH}\.?\s+\d{{1,2}}(?:st|nd|rd|th)?,?(?:\s+\d{{4}})?\b",
+        rf"\b\d{{1,2}}(?:st|nd|rd|th)?\.?\s+(?:of\s+)?{_MONTH}\.?,?(?:\s+\d{{4}})?\b",
+        rf"\b{_MONTH}\.?\s+\d{{4}}\b",
+        rf"\b(?:{_DAY})\b",
+        rf"\b{_MONTH}\b",
+        r"\b\d+\s*(?:s|sec(?:ond)?s?|min(?:ute)?s?|h(?:ou)?rs?|days?|weeks?)\s+(?:ago|old)\b",
+        r"\b(?:morning|forenoon|noon|afternoon|evening|night|midnight|dawn|dusk)\b",
+        r"\b1[5-9]\d{8}(?:\d{3}|\.\d+)?\b",
+    )
+)
+_IDS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b",
+        r"(?<![0-9A-Za-z])(?:[A-Za-z]{2,12}[_-])?(?=[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])[0-9A-Za-z_-]{8,}={0,2}",
+        r"(?<![0-9A-Za-z])(?:0x)?[0-9a-fA-F]{8,}\b",
+        r"(?<![0-9A-Za-z])[A-Za-z]{2,12}[_-](?=[0-9A-Za-z]*\d)[0-9A-Za-z]{4,}\b",
+    )
+)
+_ID_WORD = re.compile(
+    r"\b(?:id|uuid|guid|nonce|token|session|trace|correlation|seed|hash|salt|cch)\b\W*[\w-]*$", re.IGNORECASE
+)
+_CLOCK_WORD = re.compile(
+    r"\b(?:time|date|clock|today|now|timestamp|year|hour|minute|day|week|month|epoch|datum|uhrzeit|heute|zeit|jahr)s?\b",
+    re.I,
+)
+_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
+_UNIT = re.compile(
+    r"\s?(?:°|%|degrees?|grad\b|celsius|fahrenheit|k?wh?\b|lux\b|lx\b|hpa\b|mbar\b|bar\b|km/?h\b|m/s\b|mph\b|ppm\b"
+    r"|db\b|v\b|a\b|hz\b|mm\b|cm\b|µg|eur\b|€|\$|gb\b|mb\b|gib\b|mib\b|c\b|f\b)",
+    re.I,
+)
+_BILLING = re.compile(r"billing|cc_version=|\bcch=", re.I)
+_STATES = frozenset(
+    re.findall(
+        r"\S+",
+        "on off open opened closed home away not_home locked unlocked true false yes no playing paused idle"
+        " unavailable unknown heating cooling sunny rainy rain cloudy clear snow snowy fog foggy windy"
+        " partlycloudy clear-night armed disarmed armed_home armed_away detected dry wet low high"
+        " above_horizon below_horizon charging full empty an aus auf zu",
+    )
+)
+_WORD = re.compile(r"[\w-]+")
+
+
+class Volatile(NamedTuple):
+    cause: str  # a key of CAUSES
+    before: str
+    after: str
+
+
+def volatile(a: str, b: str, place: int) -> Volatile | None:
+    """What changes at `place`, the first character that differs; None if it is nothing of that kind."""
+    low = max(0, place - _AROUND)
+    wa, wb, at = a[low : place + _AROUND], b[low : place + _AROUND], place - low
+    line = _line(a, place), _line(b, place)
+    if all(_BILLING.search(text) for text in line):
+        return Volatile("billing_line", *line)
+    return (
+        _both(_CLOCKS[:1], wa, wb, at, "clock")
+        or _both(_IDS[:1], wa, wb, at, "random_id")
+        or _unix(wa, wb, at)
+        or _both(_CLOCKS[1:-1], wa, wb, at, "clock")
+        or _random(wa, wb, at)
+        or _number(wa, wb, at, line[1])
+        or _state(wa, wb, at)
+    )
+
+
+def _line(text: str, place: int) -> str:
+    start = text.rfind("\n", 0, place) + 1
+    end = text.find("\n", place)
+    return text[start : end if end >= 0 else len(text)][:240]
+
+
+def _spanning(pattern: re.Pattern[str], text: str, at: int) -> str | None:
+    """What `pattern` finds that holds position `at`, or ends there."""
+    for found in pattern.finditer(text):
+        if found.start() <= at <= found.end() and found.end() > found.start():
+            return found[0]
+        if found.start() > at:
+            break
+    return None
+
+
+def _both(patterns: tuple[re.Pattern[str], ...], a: str, b: str, at: int, cause: str) -> Volatile | None:
+    before = next(filter(None, (_spanning(pattern, a, at) for pattern in patterns)), None)
+    after = next(filter(None, (_spanning(pattern, b, at) for pattern in patterns)), None)
+    return Volatile(cause, before, after) if before and after and before != after else None
+
+
+def _unix(a: str, b: str, at: int) -> Volatile | None:
+    """Seconds since 1970, unless an id is announced."""
+    found = _both(_CLOCKS[-1:], a, b, at, "clock")
+    return None if found is not None and _ID_WORD.search(a[: a.find(found.before)]) else found
+
+
+def _random(a: str, b: str, at: int) -> Volatile | None:
+    """An id, unless it is a number that counts, or a word with a number (`gpt4-turbo`)."""
+    found = _both(_IDS[1:], a, b, at, "random_id")
+    if found is not None:
+        if found.before.isdigit() and found.after.isdigit() and not _ID_WORD.search(a[: a.find(found.before)]):
+            return None
+        alike = sum(x == y for x, y in zip(found.before, found.after, strict=False))
+        if len(found.before) == len(found.after) and alike >= len(found.before) - 1 and found.before[-1:].isdigit():
+            head = found.before.rstrip("0123456789")
+            if head and found.after.startswith(head) and head[-1] in "_-":
+                return Volatile("counter", found.before, found.after)  # step-1009, step-1010
+    return found
+
+
+def _number(a: str, b: str, at: int, line: str) -> Volatile | None:
+    found = _both((_NUMBER,), a, b, at, "counter")
+    if found is None:
+        return None
+    if _ID_WORD.search(b[: b.rfind(found.after, 0, at + len(found.after) + 1)]) and len(found.after) >= 4:
+        return found._replace(cause="random_id")
+    behind = b[b.rfind(found.after, 0, at + len(found.after) + 1) + len(found.after) :]
+    if re.search(r"\d[.,]\d", found.before + " " + found.after) or _UNIT.match(behind):
+        return found._replace(cause="changing_value")
+    return found._replace(cause="clock") if _CLOCK_WORD.search(line) else found
+
+
+def _state(a: str, b: str, at: int) -> Volatile | None:
+    found = _both((_WORD,), a, b, at, "changing_value")
+    if found is not None and _ID_WORD.search(a[: a.rfind(found.before, 0, at + len(found.before))].rstrip()):
+        return found._replace(cause="random_id")
+    if found is None or not {found.before.lower(), found.after.lower()} <= _STATES:
+        return None
+    return found

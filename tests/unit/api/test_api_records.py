@@ -1,0 +1,254 @@
+"""Records of requests and what shows them: `/cache/records`, `explain`, `overview`, `events`, and the page at `/`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from scripted_backend import TIMINGS, MemoryAdmin, ScriptedBackend
+
+from homeprefixd.api.app import create_app
+from homeprefixd.api.record_file import RecordFile, recorded
+from homeprefixd.api.records import Record, Records, app_name
+from homeprefixd.config import RecordsConfig, ServerConfig
+from homeprefixd.errors import UnavailableError, WorkerDiedError
+from homeprefixd.frames import Accepted, Account, Delta, Finding, Finished, Progress, SectionTokens
+
+CHAT = {"messages": [{"role": "user", "content": "a secret question"}]}
+SECTIONS = [SectionTokens("system message", 60), SectionTokens("message 1 (user)", 30), SectionTokens("template", 10)]
+CLOCK = Finding("clock", "the system message", 64, "It is ", "21:15", "21:16", 30, "move_volatile_line")
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def script(finding: Finding | None = CLOCK, known: int = 64) -> list[Any]:
+    return [
+        Accepted("", 100),
+        Account("", SECTIONS, True, known, known, finding, {"drop_billing_line": 1}),
+        Progress("", 64, 100, 100),
+        Delta("", "Hello", 3),
+        Finished("", "stop", "", None, TIMINGS, stored=64),
+    ]
+
+
+async def ask(client: TestClient, **more: Any) -> str:
+    reply = await client.post("/v1/chat/completions", json={**CHAT, **more}, headers={"User-Agent": "HomeApp/1.2 x"})
+    assert reply.status == 200, await reply.text()
+    return str((await reply.json())["id"])
+
+
+async def records(client: TestClient) -> dict[str, Any]:
+    found: dict[str, Any] = await (await client.get("/cache/records")).json()
+    return found
+
+
+async def test_a_record_of_each_request(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = script(None)
+    rid = await ask(client)
+    found = await records(client)
+    assert found["running"] == []
+    [record] = found["records"]
+    expected = {
+        "id": rid,
+        "app": "HomeApp",
+        "model": "demo",
+        "state": "finished",
+        "prompt": 100,
+        "reused": 64,
+        "computed": 36,
+        "tiers": {"hot": 64},
+        "generated": 3,
+        "restore_ms": 1.5,
+        "prefill_ms": 18.0,
+        "decode_ms": 60.0,
+        "stored": 64,
+        "rules": {"drop_billing_line": 1},
+        "sections": [msgspec.to_builtins(section) for section in SECTIONS],
+    }
+    assert {key: record.get(key) for key in expected} == expected
+    assert record["saved_s"] == pytest.approx(64 * 0.018 / 36 - 0.0015)
+    assert record["first_ms"] >= 0
+    assert "cause" not in record
+    assert "secret" not in json.dumps(found)
+
+
+async def test_an_explanation(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = script()
+    rid = await ask(client)
+    listed = json.dumps(await records(client))
+    assert '"cause": "clock"' in listed
+    assert "21:15" not in listed  # no text of prompts in lists
+    for name in (rid, "last"):
+        found = await (await client.get(f"/cache/explain/{name}")).json()
+        told = found["explanation"]
+        assert found["record"]["id"] == rid
+        assert (told["cause"], told["before"], told["after"], told["token"]) == ("clock", "21:15", "21:16", 64)
+        assert told["tokens_lost"] == 30
+        assert told["seconds_lost"] == pytest.approx(30 * 0.018 / 36)
+        assert told["rule"] == "move_volatile_line"
+        assert "a clock or date in the system message" in told["text"]
+    metrics = await (await client.get("/metrics")).text()
+    assert 'homeprefixd_lost_tokens_total{cause="clock",model="demo"} 30.0' in metrics
+    assert 'homeprefixd_stable_rules_total{model="demo",rule="drop_billing_line"} 1.0' in metrics
+    [app] = (await (await client.get("/cache/overview")).json())["apps"]
+    assert app["causes"] == {"clock": pytest.approx(0.015)}
+    assert "clock" in app["text"]
+
+
+async def test_what_was_known_and_is_gone(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = script(None, known=99)
+    await ask(client)
+    told = (await (await client.get("/cache/explain/last")).json())["explanation"]
+    assert (told["cause"], told["tokens_lost"], told["token"]) == ("evicted", 35, 64)
+
+
+async def test_records_that_there_are_not(client: TestClient) -> None:
+    for name in ("last", "chatcmpl-x"):
+        reply = await client.get(f"/cache/explain/{name}")
+        assert reply.status == 404
+        assert "no record" in (await reply.json())["error"]["message"]
+    assert (await client.get("/cache/records?limit=0")).status == 400
+
+
+async def test_requests_that_fail_or_are_left(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = [Accepted("", 100), WorkerDiedError("it died")]
+    assert (await client.post("/v1/chat/completions", json=CHAT)).status == 503
+    backend.script = [Accepted("", 100), asyncio.Event().wait]
+    reply = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    [running] = (await records(client))["running"]
+    assert "state" not in running  # still queued, which is the default
+    reply.close()
+    async with asyncio.timeout(5):
+        while (await records(client))["running"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    left, failed = (await records(client))["records"]
+    assert (left["state"], failed["state"], failed["error"]) == ("left", "failed", "it died")
+
+
+async def test_events(client: TestClient, backend: ScriptedBackend, admin: MemoryAdmin) -> None:
+    backend.script = script()
+    first = await ask(client)
+    reply = await client.get("/cache/events")
+    assert reply.headers["Content-Type"] == "text/event-stream"
+
+    async def event() -> dict[str, Any]:
+        async with asyncio.timeout(5):
+            while not (line := await reply.content.readline()).startswith(b"data: "):
+                assert line
+        told: dict[str, Any] = json.loads(line[6:])
+        return told
+
+    state = await event()
+    assert [record["id"] for record in state["recent"]] == [first]
+    assert state["store"]["warm"] == {"bytes": 1000}
+    assert state["today"]["requests"] == 1
+    second = await ask(client)
+    while not (state := await event())["recent"]:
+        pass
+    assert [record["id"] for record in state["recent"]] == [second]  # only what is new
+    backend.state["state"] = "stopping"
+    await ask(client)
+    async with asyncio.timeout(10):
+        await reply.read()  # it ends with the daemon
+
+
+async def test_the_overview_without_a_store(client: TestClient, admin: MemoryAdmin) -> None:
+    admin.refusal = UnavailableError("away")
+    state = await (await client.get("/cache/overview")).json()
+    assert state["store"] is None
+    assert state["first_ms"] == {"cold": None, "warm": None}
+
+
+async def test_the_page_is_for_browsers(client: TestClient) -> None:
+    reply = await client.get("/", headers=BROWSER)
+    assert reply.status == 200
+    assert reply.content_type == "text/html"
+    policy = reply.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+    page = await reply.text()
+    assert page.count("<script>") == 1
+    for outside in ("http://", "https://"):
+        assert outside not in page.replace("http://www.w3.org/2000/svg", "")
+    assert (await client.get("/")).content_type == "application/json"
+
+
+async def test_the_page_is_guarded(client: TestClient) -> None:
+    for path in ("/", "/cache/events", "/cache/records", "/cache/overview", "/cache/explain/last"):
+        headers = {**BROWSER, "Host": "evil.example"}
+        assert (await client.get(path, headers=headers)).status == 403
+        assert (await client.get(path, headers={**BROWSER, "Origin": "http://evil.example"})).status == 403
+    link = {**BROWSER, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert (await client.get("/", headers=link)).status == 200
+    assert (await client.get("/cache/records", headers=link)).status == 403
+
+
+def record_of(text: str) -> Record:
+    return Record(text, app="a", client="a", model="m", began=1.0)
+
+
+def test_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    size = len(msgspec.json.encode(record_of("r0"))) + 1
+    file = RecordFile(path, 2 * size, 2)
+    for number in range(7):
+        file.put(record_of(f"r{number}"))
+    file.close()
+    found = {
+        place.name: [json.loads(line)["id"] for line in place.read_text().splitlines()] for place in tmp_path.iterdir()
+    }
+    assert found == {"records.jsonl": ["r6"], "records.jsonl.1": ["r4", "r5"], "records.jsonl.2": ["r2", "r3"]}
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = RecordFile(tmp_path / "none" / "records", 1000, 1)
+    for _ in range(3):
+        file.put(record_of("r"))
+    file.close()
+    assert file.dropped == 3
+    assert len(caplog.records) == 1  # told once
+
+
+@pytest.mark.parametrize("text", ["on", "off"])
+async def test_the_file_has_text_only_where_it_is_wanted(tmp_path: Path, text: str) -> None:
+    backend = ScriptedBackend()
+    backend.script = script()
+    path = tmp_path / "r"
+    config = msgspec.convert({"file": str(path), "text": text, "keep": 2}, RecordsConfig)
+    kept = recorded(config)
+    app = create_app(backend, MemoryAdmin(), ServerConfig(), records=kept)
+    async with TestClient(TestServer(app)) as client:
+        for _ in range(3):
+            await ask(client)
+        assert len((await records(client))["records"]) == 2  # `keep`
+    assert len(path.read_text().splitlines()) == 3  # all is written when the application has ended
+    assert ("21:15" in path.read_text()) == (text == "on")
+
+
+@pytest.mark.parametrize(
+    ("client", "app"),
+    [
+        ("127.0.0.1 HomeApp/2.1", "HomeApp"),
+        ("::1 curl/8", "curl"),
+        ("192.168.1.7 ", "192.168.1.7"),
+        ("kitchen tablet", "kitchen tablet"),
+        ("key kitchen", "kitchen"),
+        ("", "unknown"),
+    ],
+)
+def test_names_of_apps(client: str, app: str) -> None:
+    assert app_name(client) == app
+
+
+def test_days() -> None:
+    now = [1_795_986_907.0]
+    kept = Records(clock=lambda: now[0])
+    kept.today().requests = 5
+    assert kept.today().requests == 5
+    now[0] += 86_400
+    assert kept.today().requests == 0

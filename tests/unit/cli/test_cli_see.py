@@ -1,0 +1,165 @@
+"""`top`, `explain`, and what `stats` says of today."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeprefixd.cli.explain import apply_rule
+from homeprefixd.config_sources import Flag, load
+
+RECORD = {
+    "id": "chatcmpl-1",
+    "app": "HomeApp",
+    "client": "10.0.0.2 HomeApp/1",
+    "model": "smol",
+    "began": 1_795_986_907.0,
+    "number": 1,
+    "state": "finished",
+    "prompt": 2231,
+    "reused": 31,
+    "tiers": {"hot": 31},
+    "first_ms": 9830.0,
+    "generated": 20,
+    "cause": "clock",
+}
+EXPLANATION = {
+    "id": "chatcmpl-1",
+    "cause": "clock",
+    "title": "a clock or date in the system message",
+    "text": "31 of 2,231 tokens were reused. 2,190 more could have been.",
+    "lead": "The time is ",
+    "before": "21:15",
+    "after": "21:\x1b[31m16",
+    "advice": "Put it at the end.",
+    "rule": "move_volatile_line",
+}
+OVERVIEW: dict[str, Any] = {
+    "now": 1_795_986_930.0,
+    "version": "0.1.0",
+    "daemon": {"state": "ok", "model": "smol", "reason": "", "workers": []},
+    "store": {"hot": {"bytes": 1 << 30, "limit": 2 << 30}, "warm": {"bytes": 0, "limit": 1 << 30}},
+    "today": {
+        "requests": 12,
+        "failed": 1,
+        "prompt": 20000,
+        "reused": 15000,
+        "generated": 300,
+        "saved_s": 71.5,
+        "lost_s": 9.7,
+    },
+    "first_ms": {"cold": 9830.0, "warm": 112.0},
+    "apps": [
+        {"app": "HomeApp", "requests": 12, "lost_s": 9.7, "text": "lost 9.7 s since 08:00, most of it to a clock"}
+    ],
+    "running": [{**RECORD, "state": "prefill", "done": 1000, "began": 1_795_986_925.0}],
+    "recent": [RECORD],
+}
+
+
+@pytest.fixture
+def seen(daemon: Any) -> Any:
+    daemon.answers["GET /cache/overview"] = 200, OVERVIEW
+    daemon.answers["GET /cache/explain/last"] = 200, {"record": RECORD, "explanation": EXPLANATION}
+    return daemon
+
+
+def test_the_shell_completes() -> None:
+    environ = {
+        **os.environ,
+        "_HOMEPREFIXD_COMPLETE": "bash_complete",
+        "COMP_WORDS": "homeprefixd ex",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "homeprefixd"], env=environ, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "plain,explain\n"
+
+
+def test_top_in_a_pipe(command: Callable[..., Any], seen: Any) -> None:
+    said = command("top", "--url", seen.url)
+    assert said.code == 0, said.err
+    for text in (
+        "smol ok",
+        "12 requests, 75% of prompt tokens reused, 72 s saved, 9.70 s lost, 1 failed",
+        "cold 9.83 s",
+        "RAM ██████████░░░░░░░░░░ 1.0 GiB of 2.0 GiB",
+        "1,000 of 2,231",
+        "clock",
+        "most of it to a clock",
+    ):
+        assert text in said.out
+    assert json.loads(command("top", "--url", seen.url, "--json").out) == OVERVIEW
+
+
+def test_top_without_a_store_or_a_request(command: Callable[..., Any], seen: Any) -> None:
+    none = {"cold": None, "warm": None}
+    empty = {**OVERVIEW, "store": None, "running": [], "recent": [], "apps": [], "first_ms": none}
+    seen.answers["GET /cache/overview"] = 200, empty
+    said = command("top", "--url", seen.url, "--once").out
+    assert "the store is away" in said
+    assert "nothing" in said
+
+
+def test_explain(command: Callable[..., Any], seen: Any) -> None:
+    said = command("explain", "--url", seen.url)
+    assert said.code == 0, said.err
+    for text in (EXPLANATION["text"], "then      21:15", "Put it at the end.", 'move_volatile_line = "on"', "9.83 s"):
+        assert text in said.out
+    assert "\x1b" not in said.out
+    assert json.loads(command("explain", "last", "--url", seen.url, "--json").out)["record"] == RECORD
+    assert command("explain", "chatcmpl-2", "--url", seen.url).code == 4
+
+
+def test_explain_applies_the_rule(command: Callable[..., Any], seen: Any, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("# mine\n[server]\nport = 8081\n")
+    said = command("explain", "--apply", "--url", seen.url, "--config", str(file))
+    assert said.code == 0, said.err
+    assert tomllib.loads(file.read_text()) == {"server": {"port": 8081}, "stable": {"move_volatile_line": "on"}}
+    assert file.read_text().startswith("# mine\n")
+    nothing = {**EXPLANATION, "rule": ""}
+    seen.answers["GET /cache/explain/last"] = 200, {"record": RECORD, "explanation": nothing}
+    assert command("explain", "--apply", "--url", seen.url, "--config", str(file)).code == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[stable]\n",
+        '[stable]  # rules\nsort_keys = "on"\n\n[log]\nlevel = "info"\n',
+        '[stable]\nsort_tools = "off"  # no\n',
+        '[log]\nlevel = "info"\n[stable]',
+    ],
+)
+def test_a_rule_is_written_into_any_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "new" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(text)
+    for _ in range(2):  # again changes nothing
+        apply_rule("sort_tools", file)
+        loaded = load(environ={"HOME": str(tmp_path)}, config_file=Flag("--config", str(file)))
+        assert loaded.config.stable.sort_tools == "on"
+        assert file.read_text().count("sort_tools") == 1
+    if "sort_keys" in text:
+        assert loaded.config.stable.sort_keys == "on"
+
+
+def test_stats_say_what_was_saved_today(command: Callable[..., Any], seen: Any) -> None:
+    from test_cli_cache import STATS
+
+    seen.answers["GET /cache/stats"] = 200, STATS
+    rows = [" ".join(line.split()) for line in command("stats", "--url", seen.url).out.splitlines()]
+    assert "saved today 71.50 s" in rows
+    assert "first token, median cold 9.83 s, warm 112 ms" in rows
+    assert "lost by HomeApp lost 9.7 s since 08:00, most of it to a clock" in rows

@@ -1,0 +1,259 @@
+"""What the worker tells of each prompt: its sections, what it resembles, where it leaves that one; and the cost."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from corpus import Chat, house, system, systems, user
+
+from homeprefixd.engine.account import Accountant
+from homeprefixd.explain.conclude import Explanation, conclude
+from homeprefixd.explain.memory import Known, Memory, words_of
+from homeprefixd.explain.prompt import Prompt
+from homeprefixd.frames import Account, Delta, Failure, Finished, Frame, Generate, Message, Sampling, Timings
+from homeprefixd.prefix.blocks import from_le, to_le
+
+
+class Words:
+    """A tokenizer: words with the blanks before them."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+        self.pieces: list[bytes] = []
+
+    def tokens(self, text: str) -> list[int]:
+        found = []
+        for word in re.findall(r"\n| *(?:<\|\w+\|>|\w{1,6}|[^\w\s])|\s", text):
+            if word not in self.ids:
+                self.ids[word] = len(self.pieces)
+                self.pieces.append(word.encode())
+            found.append(self.ids[word])
+        return found
+
+
+class Worker:
+    """An accountant, and the frames that it sent."""
+
+    def __init__(self, stored: bytes = b"", grain: int = 1) -> None:
+        self.words = Words()
+        self.frames: list[Frame] = []
+        self.asked = 0
+        self._stored = stored
+        self.accountant = Accountant(lambda token: self.words.pieces[token], self.frames.append, self._neighbour, grain)
+
+    def _neighbour(self, salt: str, tokens: bytes) -> bytes:
+        self.asked += 1
+        return self._stored
+
+    def ask(self, rid: str, chat: Chat, reply: str | None = "Done.", **more: Any) -> tuple[Account, int]:
+        """What was told of a request, and how many tokens it had."""
+        tokens = self.words.tokens(chat.prompt().text)
+        base = Generate(rid, chat.messages or None, chat.text or None, chat.tools, {}, 8, [], Sampling(), True)
+        self.accountant.take(msgspec.structs.replace(base, **more), tokens, {"rule": 1})
+        account = self.frames[-1]
+        assert isinstance(account, Account)
+        if reply is not None:
+            self.accountant.watch(Delta(rid, reply[:2], 1))
+            self.accountant.watch(Delta(rid, reply[2:], 2))
+            self.accountant.watch(Finished(rid, "stop", "", None, timings(0, 1)))
+        return account, len(tokens)
+
+
+def timings(reused: int, computed: int) -> Timings:
+    return Timings(reused, computed, 1.0, 0.0, 0.0, 1, 1.0, {}, reused + computed)
+
+
+CLOCKS = systems(house("The time is 21:15."), house("The time is 21:16."))
+
+
+def test_sections_add_up() -> None:
+    account, count = Worker().ask("a", CLOCKS[0])
+    assert sum(section.tokens for section in account.sections) == count
+    assert [section.name for section in account.sections] == ["system message", "message 2 (user)", "template"]
+    assert account.rules == {"rule": 1}
+    assert not account.resembles
+
+
+def test_where_it_leaves_the_one_before() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0])
+    account, count = worker.ask("b", CLOCKS[1])
+    assert account.finding is not None
+    assert account.finding.cause == "clock"
+    tokens = worker.words.tokens(CLOCKS[1].prompt().text)
+    assert worker.words.pieces[tokens[account.finding.token]].strip() == b"16"
+    assert account.known == account.known_prompt == account.finding.token
+    assert 0.8 * count < account.finding.alike < count
+    told = conclude("b", account, timings(account.known, count - account.known), 10.0)
+    assert (told.cause, told.seconds_lost) == ("clock", pytest.approx(told.tokens_lost / 10))
+
+
+def test_the_next_turn() -> None:
+    """All of the other's prompt and reply is known; if only its prompt was reused, the reply has made other tokens."""
+    worker = Worker()
+    before = Chat([system(house("Be kind.")), user("Light on, please.")])
+    reply = "It is on now, and so is the one in the hall, as you have asked for before you went out to the garden, yes."
+    prompt, reply_tokens = len(worker.words.tokens(before.prompt().text)), len(worker.words.tokens(reply))
+    worker.ask("a", before, reply)
+    after = Chat([*before.messages, Message("assistant", reply), user("Why?")])
+    account, count = worker.ask("b", after)
+    assert account.finding is None
+    assert account.known_prompt == prompt
+    assert account.known >= prompt + reply_tokens
+    assert explained(account, account.known, count).cause == "goes_on"
+    assert explained(account, prompt, count).cause == "retokenised"
+    gone = explained(account, 0, count)
+    assert (gone.cause, gone.tokens_lost) == ("evicted", account.known)
+
+
+def explained(account: Account, reused: int, total: int) -> Explanation:
+    return conclude("r", account, timings(reused, total - reused), 0.0)
+
+
+def test_what_is_not_known_to_the_end_was_not_evicted() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0], reply=None)  # it still runs
+    account, count = worker.ask("b", CLOCKS[0], reply=None)
+    assert account.known == 0
+    assert explained(account, 0, count).cause == "goes_on"
+    worker.accountant.watch(Failure("a", "WorkerDiedError", "died"))
+    worker.accountant.watch(Failure("b", "WorkerDiedError", "died"))
+    account, _count = worker.ask("c", CLOCKS[0])
+    assert not account.resembles
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_thoughts(kept: bool) -> None:
+    """They come apart from the reply, and may be sent back or not."""
+    worker = Worker()
+    before = Chat([system(house("Be kind.")), user("Light on, please.")])
+    worker.ask("a", before, reply=None)
+    thoughts = "They want the light on, so I turn it on and say that it is on."
+    worker.accountant.watch(Delta("a", "", 5, reasoning=thoughts))
+    worker.accountant.watch(Delta("a", "It is on. " * 12, 9))
+    worker.accountant.watch(Finished("a", "stop", "", None, timings(0, 1)))
+    sent = Message("assistant", "It is on. " * 12, reasoning_content=thoughts if kept else None)
+    account, count = worker.ask("b", Chat([*before.messages, sent, user("Why?")]))
+    told = explained(account, account.known, count)
+    assert told.cause == ("goes_on" if kept else "thoughts_stripped")
+    assert explained(account, count - 4, count).cause == "goes_on"  # whatever the texts say: it was reused
+
+
+def test_one_that_ends_before_it_is_accounted_for() -> None:
+    worker = Worker()
+    worker.accountant.watch(Finished("a", "stop", "Yes.", None, timings(0, 1)))
+    worker.ask("a", CLOCKS[0], reply=None)
+    assert not worker.accountant._replies  # nothing is left of it
+    account, _count = worker.ask("b", CLOCKS[0])
+    assert not account.resembles
+
+
+@pytest.mark.parametrize("grain", [1, 64, 0])
+def test_only_what_the_cache_would_surely_give_was_evicted(grain: int) -> None:
+    worker = Worker(grain=grain)
+    worker.ask("a", CLOCKS[0])
+    account, count = worker.ask("b", CLOCKS[0])
+    assert account.known == (count if grain == 1 else count // 64 * 64 if grain else 0)
+    assert (explained(account, 0, count).cause == "evicted") == (grain > 0)
+
+
+def test_what_was_not_stored_was_not_evicted() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0], reply=None)
+    end = Finished("a", "stop", "Yes.", None, timings(0, 400), stored=0)  # the store was away
+    worker.accountant.watch(end)
+    account, count = worker.ask("b", CLOCKS[0])
+    assert explained(account, 0, count).cause == "goes_on"
+
+
+def test_another_salt() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0], salt="anna")
+    account, count = worker.ask("b", CLOCKS[0], salt="bernd")
+    told = explained(account, 0, count)
+    assert told.cause == "other_namespace"
+    assert "cache_salt" in told.text
+
+
+def test_ones_own_salt_comes_first() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0], salt="anna")
+    worker.ask("b", CLOCKS[1], salt="bernd")
+    account, _count = worker.ask("c", CLOCKS[1], salt="anna")
+    assert account.finding is not None
+    assert account.finding.cause == "clock"
+
+
+def test_no_cache_was_wanted() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0])
+    account, count = worker.ask("b", CLOCKS[0], cache=False)
+    assert explained(account, 0, count).cause == "cache_off"
+
+
+def test_short_and_new_ones() -> None:
+    account, count = Worker().ask("a", Chat(text="Hello there."))
+    assert explained(account, 0, count).cause == "too_short"
+    account, count = Worker().ask("a", CLOCKS[0])
+    assert explained(account, 0, count).cause == "never_seen"
+
+
+def test_after_a_restart_the_store_knows() -> None:
+    worker = Worker()
+    tokens = worker.words.tokens(CLOCKS[0].prompt().text)
+    worker._stored = to_le(tokens[:300])
+    account, _count = worker.ask("a", CLOCKS[1])
+    assert account.finding is not None
+    assert (account.finding.cause, account.finding.place) == ("clock", "the system message")
+    worker.ask("b", CLOCKS[1])
+    assert worker.asked == 1  # only while nothing is remembered
+
+
+def test_trouble_is_not_the_requests(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[Frame] = []
+    accountant = Accountant(lambda token: b"x"[token].to_bytes(), sent.append)
+    accountant.take(Generate("r", None, "x", None, {}, 8, [], Sampling(), True), [5], {})
+    assert sent == []
+    assert len(caplog.records) == 1
+
+
+def test_text_that_is_not_utf8() -> None:
+    worker = Worker()
+    worker.words.pieces = [b"\xff", b"a", "ä".encode()[:1], "ä".encode()[1:]]
+    for rid, tokens in (("a", [0, 1] * 30 + [2, 3]), ("b", [0, 1] * 30 + [1] * 60)):
+        worker.accountant.take(Generate(rid, None, "x", None, {}, 8, [], Sampling(), True), tokens, {})
+        worker.accountant.watch(Finished(rid, "stop", "x", None, timings(0, 1)))
+    for frame in worker.frames:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(frame))
+
+
+def test_memory_is_bounded() -> None:
+    memory = Memory(most=3, characters=100)
+    for number in range(10):
+        known = Known(str(number), "", "", Prompt("x" * 30), to_le([number] * 8), words_of([number]))
+        memory.add(known)
+        memory.end(str(number), "y" * 10, whole=True)
+    assert len(memory) == 2
+    memory.add(Known("big", "", "", Prompt("x" * 1000), b"", frozenset()))
+    assert len(memory) == 1
+
+
+def test_it_takes_less_than_two_milliseconds() -> None:
+    """2,300 tokens, as a household sends them, beside many that are remembered."""
+    worker = Worker()
+    chats = [systems(house(f"The time is {hour}:15.") * 7, "")[0] for hour in range(10, 24)]
+    took = []
+    for number, chat in enumerate(chats * 2):
+        tokens = worker.words.tokens(chat.prompt().text)
+        assert len(tokens) > 2000
+        request = Generate(str(number), chat.messages, None, None, {}, 8, [], Sampling(), True)
+        begin = time.thread_time()
+        worker.accountant.take(request, tokens, {})
+        took.append(time.thread_time() - begin)
+        worker.accountant.watch(Finished(str(number), "stop", "Yes.", None, timings(0, 1)))
+    assert sorted(took)[len(took) // 4] < 0.002, took
+    assert from_le(to_le([1])) == [1]

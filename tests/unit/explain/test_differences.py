@@ -1,0 +1,76 @@
+"""The corpus: each pair is explained with the right place and cause."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from corpus import Chat, Pair, house, pairs, stable, systems
+from more_pairs import more_pairs
+
+from homeprefixd.explain.causes import CAUSES, title
+from homeprefixd.explain.differences import difference
+from homeprefixd.explain.prompt import common_length
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(pairs()) >= 40
+    named = {pair.cause for pair in pairs()}
+    assert named <= CAUSES.keys()
+    not_of_two_prompts = {
+        "retokenised",
+        "other_namespace",
+        "evicted",
+        "cache_off",
+        "too_short",
+        "never_seen",
+        "goes_on",
+    }
+    assert named | not_of_two_prompts == CAUSES.keys()
+
+
+@pytest.mark.parametrize("pair", [*pairs(), *more_pairs()], ids=lambda pair: pair.name)
+def test_pair(pair: Pair) -> None:
+    before, after = pair.before.prompt(), pair.after.prompt()
+    found = difference(before, after)
+    assert found is not None
+    assert (found.cause, pair.place in found.part) == (pair.cause, True), found
+    assert found.place == common_length(before.text + before.reply, after.text)
+    assert after.text[: found.place].endswith(found.lead)
+    assert found.alike >= 0
+    assert title(found.cause, found.part)
+
+
+@pytest.mark.parametrize(("name", "before", "after"), stable(), ids=[name for name, *_ in stable()])
+def test_nothing_is_found_where_nothing_is_lost(name: str, before: Chat, after: Chat) -> None:
+    assert difference(before.prompt(), after.prompt()) is None
+
+
+def test_what_stood_there_and_what_stands_there() -> None:
+    old, new = systems(house("The current time is 21:15."), house("The current time is 21:16."))
+    found = difference(old.prompt(), new.prompt())
+    assert found is not None
+    assert (found.before, found.after) == ("21:15", "21:16")
+    assert found.lead.endswith("The current time is 21:1")
+    assert found.rule == "move_volatile_line"
+    behind = len(new.prompt().text) - found.place
+    assert 0.8 * behind < found.alike <= behind
+
+
+@pytest.mark.parametrize("pair", pairs(), ids=lambda pair: pair.name)
+def test_either_may_come_first(pair: Pair) -> None:
+    """Whatever comes, it is not an error."""
+    difference(pair.after.prompt(), pair.before.prompt())
+
+
+def test_it_is_quick() -> None:
+    """A household prompt of some 10,000 characters, many times: far below 2 ms each."""
+    old, new = systems(house("The time is 21:15.") * 9, house("The time is 21:16.") * 9)
+    before, after = old.prompt(), new.prompt()
+    assert len(after.text) > 9000
+    times = []
+    for _ in range(20):
+        begin = time.thread_time()
+        assert difference(before, after) is not None
+        times.append(time.thread_time() - begin)
+    assert min(times) < 0.002
