@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,8 +47,8 @@ from ..frames import (
     UseStore,
 )
 from ..supervise import Backoff, Child, Exit, Supervisor
-from .backend import Event
 from .conversions import Conversions
+from .request import Request, log_request
 from .store_link import StoreLink
 
 logger = logging.getLogger(__name__)
@@ -74,88 +73,6 @@ class Limits:
     last_step: float = 10.0  # beyond the grace at a stop, until SIGTERM
     last_frames: float = 1.0  # after the process's end, for the end of its connection
     first_tries: int = 3  # a worker killed so often during its first load will not load
-
-
-class Request:
-    """One running request: implements `backend.Generation`."""
-
-    OVERHEAD = 200  # bytes of a waiting frame beside its text, roughly
-
-    def __init__(self, link: WorkerLink, generate: Generate, unread: int) -> None:
-        self.rid = generate.rid
-        self.generate = generate
-        self.sent = False  # the worker knows of it
-        self._link = link
-        self._unread_limit = unread
-        self._unread = 0
-        self._events: deque[Event] = deque()
-        self._arrived = asyncio.Event()
-        self._error: HomeprefixdError | None = None
-        self._over = False
-
-    async def __aenter__(self) -> Request:
-        """Hand it to the worker, waiting for a model that loads. Raises UnavailableError, BusyError."""
-        await self._link.begin(self)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._link.leave(self)
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if self._error is not None:
-                error, self._error = self._error, None
-                self._over = True
-                raise error
-            if self._over:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        event = self._events.popleft()
-        self._unread -= self._size(event)
-        if isinstance(event, Finished):
-            self._over = True
-        return event
-
-    @staticmethod
-    def _size(event: Event) -> int:
-        return Request.OVERHEAD + (len(event.text) if isinstance(event, Delta) else 0)
-
-    def put(self, event: Event) -> bool:
-        """From the worker. False: its reader is too slow, the request has failed."""
-        if isinstance(event, Progress) and self._events and isinstance(self._events[-1], Progress):
-            self._events[-1] = event  # only the latest counts
-            return True
-        self._events.append(event)
-        self._unread += self._size(event)
-        self._arrived.set()
-        if self._unread > self._unread_limit and not isinstance(event, Finished):
-            self._events.clear()
-            self.fail(
-                HomeprefixdError("the client read its stream too slowly, so it was cancelled", code="slow_reader")
-            )
-            return False
-        return True
-
-    def fail(self, error: HomeprefixdError) -> None:
-        """It ends with `error`, after what has arrived already."""
-        if not any(isinstance(event, Finished) for event in self._events):
-            self._error = error
-            self._arrived.set()
-
-
-def _log_request(end: Finished) -> None:
-    """One line, without a word of the prompt."""
-    t = end.timings
-    reused = ", ".join(f"{count} {tier}" for tier, count in t.cache_tiers.items()) or "none"
-    logger.info(
-        "%s: %d tokens (reused: %s), first token after %.2f s, %d generated in %.2f s, %s",
-        end.rid, t.total_prompt_n, reused, (t.queue_ms + t.restore_ms + t.prompt_ms) / 1e3, t.predicted_n,
-        t.predicted_ms / 1e3, end.reason,
-    )  # fmt: skip
 
 
 class WorkerLink:
@@ -451,7 +368,7 @@ class WorkerLink:
                 if not request.put(frame):
                     self.leave(request)
                 elif isinstance(frame, Finished):
-                    _log_request(frame)
+                    log_request(frame)
                     self._forget(request)
             case Failure(rid=None):
                 self._failure = frame
