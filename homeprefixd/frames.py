@@ -44,6 +44,8 @@ class LoadModel(Frame):
     salt: str
     max_queue: int
     max_stall: float  # seconds that running streams may stand still for somebody's prefill
+    device: str = ""  # names of llama.cpp's devices, with commas between; "": all that there are
+    flash_if_gpu: bool = False  # flash attention also if layers come to lie on a GPU
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -152,9 +154,19 @@ class DescribeTemplate(Frame):
     rid: str
 
 
-Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate
+class Embed(Frame):
+    """Answered by `Converted` with `vectors`, of length 1, and in `tokens` how many each input had."""
 
-ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | Tokenize | Detokenize | ApplyTemplate | DescribeTemplate
+    rid: str
+    inputs: list[str | list[int]]
+    dimensions: int = 0  # of each vector; 0: as many as the model has
+
+
+Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate | Embed
+
+ToWorker = (
+    LoadModel | Generate | Cancel | UseStore | Stop | Tokenize | Detokenize | ApplyTemplate | DescribeTemplate | Embed
+)
 
 
 # ---------------------------------------------------------------------------------------------- worker -> daemon
@@ -187,6 +199,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     cache_mode: Literal["blocks", "off"]
     cache_reason: str  # why it is off; "" otherwise
     namespace: dict[str, Any]  # the description; {} while the file's hash is not known
+    mismatch: list[str] = []  # fields in which stored prefixes of the same file differ, none of which can be used
 
 
 class Ready(Frame):
@@ -199,6 +212,7 @@ class NamespaceKnown(Frame):
     """The model's content hash is known now, so look-ups start."""
 
     namespace: dict[str, Any]
+    mismatch: list[str] = []  # as in ModelInfo
 
 
 class Failure(Frame):
@@ -305,6 +319,7 @@ class Converted(Frame):
     text: str = ""
     tokens: list[int] = []
     pieces: list[bytes] = []
+    vectors: list[bytes] = []  # float32, little-endian
 
 
 FromWorker = Loading | Ready | NamespaceKnown | Failure | Accepted | Progress | Delta | Finished | Heartbeat | Converted

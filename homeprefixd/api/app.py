@@ -11,6 +11,7 @@ from aiohttp import web
 from ..config import ServerConfig
 from ..models.backend import Backend, CacheAdmin
 from . import admin as admin_routes
+from . import embeddings as embedding_routes
 from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
@@ -52,6 +53,6 @@ def create_app(
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
-    rooms = (model_routes, openai_routes, llamacpp_routes, admin_routes, metrics_routes)
+    rooms = (model_routes, openai_routes, embedding_routes, llamacpp_routes, admin_routes, metrics_routes)
     app.add_routes([route for room in rooms for route in room.routes()])
     return app

@@ -11,7 +11,7 @@ from aiohttp import web
 from ..errors import ForbiddenError
 from .errors import Handler
 
-_ADMIN = ("/cache", "/metrics", "/v1/metrics")
+_ADMIN = ("/cache", "/metrics", "/v1/metrics", "/models/details", "/models/load", "/models/unload")
 _METHODS = "GET, HEAD, POST, OPTIONS"
 
 

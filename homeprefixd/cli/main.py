@@ -19,6 +19,7 @@ from .bench import bench
 from .cache import ls, purge, stats
 from .config import config
 from .demo import demo
+from .model import model
 from .serve import serve
 from .simulate import simulate
 from .verify import compact, verify
@@ -64,7 +65,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (serve, demo, stats, ls, purge, verify, compact, config, bench, simulate):
+for _command in (serve, demo, stats, ls, purge, verify, compact, model, config, bench, simulate):
     cli.add_command(_command)
 
 

@@ -31,6 +31,7 @@ from ..frames import (
     Cancel,
     DescribeTemplate,
     Detokenize,
+    Embed,
     Frame,
     Generate,
     Loading,
@@ -47,6 +48,9 @@ from ..prefix.blocks import MODEL_NAME
 from .failures import failure_of
 
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
+    from .bindings import Model
+    from .embedding import Embedder
+    from .embedding_worker import EmbeddingWorker
     from .intake import Intake
     from .namespaces import Namespaces
     from .scheduler import Engine
@@ -103,6 +107,7 @@ class Worker:
     store: Any  # StoreClient: `engine.store.Store`, and `attach`
     info: ModelInfo
     emit: Callable[[Frame], None]
+    embedder: Embedder
 
     def run(self, channel: Channel[ToWorker]) -> None:
         """Serve until `Stop` or the daemon's end. On the calling thread: the engine."""
@@ -113,7 +118,9 @@ class Worker:
             # After a restart the hash is remembered, and the first request must find what is stored.
             if not self.namespaces.wait(_NAMESPACE_PATIENCE):
                 logger.info("%s is being hashed; until then requests are served without the cache", self.info.path)
-            self.info = msgspec.structs.replace(self.info, namespace=self.namespaces.description)
+            self.info = msgspec.structs.replace(
+                self.info, namespace=self.namespaces.description, mismatch=self.namespaces.mismatch
+            )
         self.emit(Ready(model=self.info))
         done = threading.Event()
         threading.Thread(target=self._beat, args=(done,), name="heartbeat", daemon=True).start()
@@ -139,8 +146,11 @@ class Worker:
                 self.intake.put(frame)
             case Tokenize() | Detokenize() | ApplyTemplate() | DescribeTemplate():
                 self.intake.convert(frame)
+            case Embed():
+                self.embedder.put(frame)
             case Cancel():
                 self.intake.cancel(frame.rid)
+                self.embedder.cancel(frame.rid)
             case Stop():
                 self.engine.stop(frame.grace)
             case UseStore():
@@ -165,12 +175,15 @@ class Worker:
             return
 
 
-def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
+def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker | EmbeddingWorker:
     """Load the model and make everything that serves it. `store`: fulfils `Store`. Raises ModelError."""
     # Imported here: llama.cpp is loaded into this process only after it is tied to its parent.
     from ..chat.prompt import PromptBuilder
     from . import capacity
     from .bindings import Context, ContextSettings, Model
+    from .devices import FOR_CELLS, choose_devices, list_devices, resolve_layers
+    from .embedding import Embedder, only_embeds
+    from .embedding_worker import EmbeddingWorker
     from .fingerprint import describe, library_hashes
     from .intake import Intake
     from .llama_log import LlamaLog
@@ -183,22 +196,30 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     if not 1 <= load.parallel <= _MAX_PARALLEL:
         raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
     path = Path(load.path)
-    model = Model.load(path, LlamaLog(), gpu_layers=load.gpu_layers, progress=_progress(emit))
+    devices = choose_devices(load.device, list_devices()) if load.gpu_layers or load.device else []
+    gpu_layers = resolve_layers(load.gpu_layers, path, devices)
+    model = Model.load(path, LlamaLog(), gpu_layers=gpu_layers, devices=devices, progress=_progress(emit))
+    names = [device.name for device in devices] if gpu_layers else []
+    flash_attention = load.flash_attention or (load.flash_if_gpu and bool(names))
+    on_devices = sum(int(device.free * FOR_CELLS) for device in list_devices() if device.name in names)
+    threads = load.threads or len(os.sched_getaffinity(0))
+    embedder = Embedder(model, threads, emit)
+    if only_embeds(model):
+        return EmbeddingWorker(embedder, _embedding_info(load, model, embedder.longest, threads), emit)
     batch = max(64, load.batch // 64 * 64)
     size = capacity.choose(
         model,
         ctx=load.ctx,
         pool=load.pool,
-        memory=load.memory,
+        memory=min(load.memory, on_devices) if names else load.memory,
         parallel=load.parallel,
         kv_type=load.kv_type,
-        score_bytes=0.0 if load.flash_attention else capacity.score_bytes_per_cell(model, batch),
+        score_bytes=0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch),
     )
-    threads = load.threads or len(os.sched_getaffinity(0))
     context = Context(
         model,
         ContextSettings(
-            size.pool, max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, load.flash_attention
+            size.pool, max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, flash_attention
         ),
         "`model.pool`" if load.pool else "`model.ctx`",
     )
@@ -221,12 +242,16 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
 
         def description(sha256: str, salt: str) -> dict[str, Any]:
             found = describe(
-                model, context, sha256=sha256, libraries=library_hashes(), gpu_layers=load.gpu_layers, salt=salt
+                model, context, sha256=sha256, libraries=library_hashes(), gpu_layers=gpu_layers, salt=salt
             )
-            return {**found, MODEL_NAME: load.alias}
+            return {**found, **({"devices": names} if names else {}), MODEL_NAME: load.alias}
 
         namespaces = Namespaces(
-            store, path, load.salt, description, lambda known: emit(NamespaceKnown(namespace=known))
+            store,
+            path,
+            load.salt,
+            description,
+            lambda known, mismatch: emit(NamespaceKnown(namespace=known, mismatch=mismatch)),
         )
         saver = Saver(store, slicer, model, namespaces, counters)
         restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
@@ -253,7 +278,31 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         cache_reason=reason,
         namespace={},
     )
-    return Worker(engine, intake, namespaces, store, info, emit)
+    return Worker(engine, intake, namespaces, store, info, emit, embedder)
+
+
+def _embedding_info(load: LoadModel, model: Model, longest: int, threads: int) -> ModelInfo:
+    """Of a model without a context for chats."""
+    return ModelInfo(
+        alias=load.alias,
+        path=load.path,
+        arch=model.arch,
+        description=model.description,
+        n_params=model.n_params,
+        size=model.size,
+        n_vocab=model.n_vocab,
+        n_embd=model.n_embd,
+        n_ctx_train=model.n_ctx_train,
+        n_ctx=longest,
+        n_pool=0,
+        kv_bytes_per_token=0.0,
+        parallel=load.parallel,
+        threads=threads,
+        has_template=False,
+        cache_mode="off",
+        cache_reason="It makes embeddings, of which nothing is reused.",
+        namespace={},
+    )
 
 
 def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:

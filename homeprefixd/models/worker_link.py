@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 CANNOT_LOAD = 3
 """Exit status of a worker whose model cannot be loaded, whatever is tried."""
+
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Signals by which a process ends itself: loading the same file again would end alike."""
 
 State = Literal["loading", "ok", "error"]
 
@@ -147,7 +151,7 @@ class WorkerLink:
         ready = self.state == "ok"
         patience = grace + self._limits.last_step if ready else 0.5  # one that loads has nothing to save
         await self._supervisor.stop(lambda: self._tell(Stop(grace if ready else 0.0)), patience)
-        self.fail_all(_stopping())
+        self.fail_all(stopping())
         if self.first.done() and not self.first.cancelled():
             self.first.exception()
         self.first.cancel()
@@ -208,6 +212,9 @@ class WorkerLink:
             return await answer
         except ChannelClosedError as error:
             raise self._starting_again() from error
+        except asyncio.CancelledError:
+            self._tell(Cancel(conversion.rid))
+            raise
         finally:
             self._conversions.forget(conversion.rid)
 
@@ -217,7 +224,7 @@ class WorkerLink:
     def check_open(self) -> None:
         """Raises UnavailableError if no request can be taken, now or soon."""
         if self._draining:
-            raise _stopping()
+            raise stopping()
         if self.state == "error":
             message = f"the model {self.alias} cannot be used now: {self.reason}"
             raise UnavailableError(message, code="model_failed", retry_after=10)
@@ -326,17 +333,20 @@ class WorkerLink:
             self._set("loading", 0.0, f"its process ended ({said})")
         message = f"the process of the model {self.alias} ended ({said}); it starts again, so send the request again"
         died = WorkerDiedError(message, retry_after=max(1, int(wait + 1)))
-        self.fail_all(_stopping() if self._supervisor.stopping else died, only_sent=True)
+        self.fail_all(stopping() if self._supervisor.stopping else died, only_sent=True)
         if not self.first.done() and not self._draining:
-            self._count_failed_try(said)
+            self._count_failed_try(said, final=-end.code in _CRASHES)
         if not self._supervisor.stopping and not (self.first.done() and self.first.exception()):
             logger.error("worker of %s: %s; it starts again in %.1f s", self.alias, self.reason, wait)
 
-    def _count_failed_try(self, said: str) -> None:
-        """The first load failed. Some reasons stay what they are; a kill may have been somebody's whim."""
+    def _count_failed_try(self, said: str, *, final: bool) -> None:
+        """The first load failed. Some reasons stay what they are (`final`); a kill may have been somebody's whim."""
         self._failed_tries += 1
         if self.state == "error":
-            self.first.set_exception(ModelError(self.reason))
+            self.first.set_exception(ModelError(self.reason, code="model_load_failed"))
+        elif final:
+            message = f"the model {self._load.path} cannot be loaded: its process ended with {said}"
+            self.first.set_exception(ModelError(message, code="model_load_failed"))
         elif self._failed_tries >= self._limits.first_tries:
             hint = (
                 " (is there enough memory? a smaller model.ctx or model.pool needs less)" if "SIGKILL" in said else ""
@@ -393,7 +403,7 @@ class WorkerLink:
                     self.first.set_result(None)
             case NamespaceKnown():
                 if self.info is not None:
-                    self.info = msgspec.structs.replace(self.info, namespace=frame.namespace)
+                    self.info = msgspec.structs.replace(self.info, namespace=frame.namespace, mismatch=frame.mismatch)
 
     # ------------------------------------------------------------------------------------------------- watching
 
@@ -430,5 +440,6 @@ class WorkerLink:
         return ""
 
 
-def _stopping() -> UnavailableError:
+def stopping() -> UnavailableError:
+    """No new requests are taken."""
     return UnavailableError("the daemon is stopping", code="stopping", retry_after=5)

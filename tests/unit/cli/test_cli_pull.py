@@ -1,0 +1,167 @@
+"""`model pull` from a server that behaves as Hugging Face's does, also where it is cut off."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+WHOLE = b"GGUF" + bytes(range(256)) * 8192
+
+
+@dataclass
+class HubServer:
+    """`files` of the repository `owner/name`; the first `cuts` answers to a GET end in the middle."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: list[str] = field(default_factory=list)
+    cuts: int = 0
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    state = HubServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:  # noqa: N802
+            self.answer(body=False)
+
+        def do_GET(self) -> None:  # noqa: N802
+            self.answer(body=True)
+
+        def answer(self, *, body: bool) -> None:
+            if self.path.startswith("/api/models/owner/name"):
+                siblings = [{"rfilename": name} for name in state.files]
+                self.reply(json.dumps({"id": "owner/name", "sha": "1" * 40, "siblings": siblings}).encode(), body)
+            elif self.path.startswith("/owner/name/resolve/") and self.path.rpartition("/")[2] in state.files:
+                self.file(state.files[self.path.rpartition("/")[2]], body)
+            else:
+                self.send_response(404)
+                self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        def reply(self, data: bytes, body: bool) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def file(self, data: bytes, body: bool) -> None:
+            asked = self.headers.get("Range", "")
+            start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+            self.send_response(206 if asked else 200)
+            self.send_header("X-Repo-Commit", "1" * 40)
+            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+            self.send_header("Content-Length", str(len(data) - start))
+            if asked:
+                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.end_headers()
+            if not body:
+                return
+            state.ranges.append(asked)
+            if state.cuts:
+                state.cuts -= 1
+                self.wfile.write(data[start : start + (len(data) - start) // 2])
+                self.wfile.flush()
+                self.close_connection = True
+                self.connection.close()
+            else:
+                self.wfile.write(data[start:])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            pass
+
+    server = Quiet(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def pull(hub: HubServer, tmp_path: Path) -> Any:
+    """`homeprefixd model pull ARGS` in a process: huggingface_hub reads its variables when it is imported."""
+
+    def runner(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "homeprefixd", "model", "pull", *arguments, "--to", str(tmp_path / "models")]
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+            "HOME": str(tmp_path),
+            "HF_ENDPOINT": hub.url,
+            "PYTHONPATH": str(ROOT),
+            **variables,
+        }
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+    return runner
+
+
+def test_a_file(pull: Any, hub: HubServer, tmp_path: Path) -> None:
+    hub.files = {"README.md": b"x", "m-Q4.gguf": WHOLE, "m-Q8.gguf": b"GGUF8"}
+    done = pull("owner/name", "m-Q4.gguf", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"] == "m-Q4"
+    assert (tmp_path / "models" / "m-Q4.gguf").read_bytes() == WHOLE
+    which = pull("owner/name")
+    assert which.returncode == 4
+    assert "m-Q4.gguf, m-Q8.gguf" in which.stderr
+
+
+def test_the_only_one_with_all_its_parts(pull: Any, hub: HubServer, tmp_path: Path) -> None:
+    hub.files = {f"big-0000{n}-of-00002.gguf": b"GGUF" + bytes([n]) * 1000 for n in (1, 2)}
+    done = pull("owner/name")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("big: 2.0 KiB in 2 files, ")
+    assert len(list((tmp_path / "models").glob("*.gguf"))) == 2
+
+
+def test_what_was_cut_off_goes_on(pull: Any, hub: HubServer, tmp_path: Path) -> None:
+    hub.files = {"m.gguf": WHOLE}
+    hub.cuts = 1
+    first = pull("owner/name", "m.gguf")
+    if first.returncode:  # then the next attempt goes on
+        assert "cannot be fetched" in first.stderr
+        assert pull("owner/name", "m.gguf").returncode == 0
+    assert (tmp_path / "models" / "m.gguf").read_bytes() == WHOLE
+    assert hub.ranges[0] == ""
+    assert 0 < int(hub.ranges[-1].removeprefix("bytes=").split("-")[0]) < len(WHOLE)
+
+
+def test_what_is_not_there(pull: Any, hub: HubServer) -> None:
+    hub.files = {"m.gguf": WHOLE}
+    for arguments, code, said in (
+        (("owner/name", "other.gguf"), 4, "it has m.gguf"),
+        (("nobody/nothing", "m.gguf"), 4, "no such repository"),
+        (("a b", "m.gguf"), 4, "is no name of a repository"),
+    ):
+        done = pull(*arguments)
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    away = pull("owner/name", "m.gguf", HF_ENDPOINT="http://127.0.0.1:9")
+    assert away.returncode == 5
+    assert "cannot be fetched from http://127.0.0.1:9" in away.stderr
