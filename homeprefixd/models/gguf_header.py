@@ -81,7 +81,8 @@ class _Reader:
                 return self._take(length).decode("utf-8", "replace")
             self._skip(length)
             return None
-        return self._number(self._format(kind))
+        number = self._number(self._format(kind))
+        return number if keep else None
 
     def _array(self, keep: bool) -> list[int] | None:
         kind = int(self._number("I"))

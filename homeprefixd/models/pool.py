@@ -475,9 +475,11 @@ class Pool:
                             await self._unload(resident, "nobody has asked for it")
 
     async def _look(self) -> None:
-        if self._catalog.folder is not None and await asyncio.to_thread(self._catalog.look):
-            self._take_specs()
-            self._changed()
+        if self._catalog.folder is not None:
+            changed = await asyncio.to_thread(self._catalog.look)
+            self._take_specs()  # also where nothing is new: one whose file is gone may have been unloaded
+            if changed:
+                self._changed()
 
 
 def _seen(task: asyncio.Task[None]) -> None:

@@ -156,6 +156,7 @@ async def test_a_model_in_use_is_not_unloaded(make: Make) -> None:
     await until(lambda: pool.known()[0].requests == 1 and states(pool) == "LUU")
     begin = time.monotonic()
     other = asyncio.create_task(words(pool, "b", "say other"))
+    await until(lambda: pool._residents["a"].closing)
     third = asyncio.create_task(words(pool, "a", "say later"))  # waits for its turn behind b
     assert await running == []
     assert await other == ["other"]

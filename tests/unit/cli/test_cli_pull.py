@@ -37,10 +37,10 @@ def hub() -> Iterator[HubServer]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self) -> None:  # noqa: N802
+        def do_HEAD(self) -> None:
             self.answer(body=False)
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             self.answer(body=True)
 
         def answer(self, *, body: bool) -> None:
