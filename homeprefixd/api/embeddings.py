@@ -43,7 +43,7 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]
     texts = [part for part in given if isinstance(part, str)]
     tokens = [part for part in given if isinstance(part, int)]
     lists = [part for part in given if isinstance(part, list)]
-    if not given or max(map(len, (texts, tokens, lists))) != len(given):
+    if not given or max(len(texts), len(tokens), len(lists)) != len(given):
         raise RequestError(
             "`input` must be a text, a list of texts, a list of token ids, or a list of such lists; not empty.",
             param="input",

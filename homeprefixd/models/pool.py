@@ -380,7 +380,7 @@ class Pool:
         try:
             while self._used(resident) + resident.memory > budget.total:
                 others = sorted(
-                    (r for r in self._loaded() if r is not resident and r not in pinned and r.loading is None),
+                    (r for r in self._loaded() if r is not resident and r not in pinned and not r.starting),
                     key=lambda r: r.used,
                 )
                 idle = next((r for r in others if not r.holds), None)
@@ -406,7 +406,7 @@ class Pool:
 
     async def _wait_for_one(self, resident: Resident, others: list[Resident], deadline: float) -> None:
         """Until the least recently used of `others` is idle; its new requests wait meanwhile. UnavailableError."""
-        loading = [r.loading for r in self._loaded() if r is not resident and r.loading is not None]
+        loading = [r.link.first for r in self._loaded() if r.link is not None and r is not resident and r.starting]
         left = deadline - asyncio.get_running_loop().time()
         oldest = others[0] if others else None
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(asyncio.wait(loading))} if loading else set()

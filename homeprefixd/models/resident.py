@@ -77,6 +77,11 @@ class Resident:
         await self._idle.wait()
 
     @property
+    def starting(self) -> bool:
+        """Has its worker been started, and not yet loaded it?"""
+        return self.link is not None and not self.link.first.done()
+
+    @property
     def in_use(self) -> bool:
         return bool(self.holds or self.waiters)
 
