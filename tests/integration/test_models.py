@@ -132,18 +132,19 @@ def test_one_is_killed_and_one_unloaded_while_they_serve(tmp_path: Path, demo_mo
         assert served.log.read_text().count("unloading") == 0
         served.chat("demo", "Hello")
         long = threading.Thread(
-            target=lambda: replies.append(served.chat("demo", "Count", max_tokens=150, ignore_eos=True))
+            target=lambda: replies.append(served.chat("demo", "Count", max_tokens=60, ignore_eos=True))
         )
         long.start()
         deadline = time.monotonic() + 30
         while not served.details("demo")["requests"]:
             assert time.monotonic() < deadline
         os.kill(served.worker("tiny"), signal.SIGKILL)
+        wait_for(served, "tiny", "loading")  # until the daemon has seen it
         status, reply = served.ask("/models/unload", {"model": "demo"})
         assert (status, reply["unloaded"]) == (200, False)
         served.chat("tiny", "Hello again")  # by a new worker
         long.join()
-        assert replies[-1]["usage"]["completion_tokens"] == 150
+        assert replies[-1]["usage"]["completion_tokens"] == 60
         wait_for(served, "demo", "unloaded")
 
 
