@@ -5,10 +5,12 @@ Only this file imports huggingface_hub, which the extra `pull` installs. Its own
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ..errors import ConfigError, HomeprefixdError, ModelError, NotFoundError, UnavailableError
 from .catalog import model_parts
@@ -42,7 +44,8 @@ class Hub:
 
         Raises NotFoundError, which lists the GGUFs that there are.
         """
-        there = self._ask(repository, lambda: self._api.list_repo_files(repository, revision=revision))
+        about = self._ask(repository, lambda: self._api.model_info(repository, revision=revision))
+        there = [str(one.rfilename) for one in about.siblings or []]
         ggufs = sorted(name for name in there if name.lower().endswith(".gguf"))
         if not ggufs:
             raise NotFoundError(f"{repository} has no GGUF file")
@@ -60,11 +63,52 @@ class Hub:
 
     def fetch(self, repository: str, file: str, folder: Path, revision: str | None) -> Path:
         """Download one file into `folder`, where it may lie in part already; its path. Raises HomeprefixdError."""
-        path = self._ask(
-            repository,
-            lambda: self._api.hf_hub_download(repository, file, local_dir=folder, revision=revision),
-        )
-        return Path(path)
+        return Path(self._ask(repository, lambda: self._fetch(repository, file, folder, revision)))
+
+    def _fetch(self, repository: str, file: str, folder: Path, revision: str | None) -> Path:
+        from huggingface_hub import constants, hf_hub_url
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers
+
+        target = folder / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        url = hf_hub_url(repository, file, revision=revision, endpoint=self.endpoint)
+        about = self._api.get_hf_file_metadata(url=url)
+        size, etag = about.size, about.etag
+        if size is None or etag is None or size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            # Only its own transport can take it, which begins anew where a process was ended.
+            return Path(self._api.hf_hub_download(repository, file, local_dir=folder, revision=revision))
+        if target.exists() and target.stat().st_size == size and _read(_mark(target)) == etag:
+            return target
+        headers = build_hf_headers()
+        if urlsplit(about.location).netloc != urlsplit(url).netloc:
+            headers.pop("authorization", None)  # it is for the server that was asked, not for where that points
+        part = target.with_name(f".{target.name}.part")
+        mark = _mark(part)
+        with open(os.open(part, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as output:
+            try:
+                fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UnavailableError(f"{target} is being fetched by another process already") from error
+            if _read(mark) != etag:  # what lies there is of another version
+                output.truncate(0)
+                mark.write_text(etag)
+            there = min(output.seek(0, os.SEEK_END), size)
+            output.truncate(there)
+            output.seek(there)
+            http_get(
+                about.location,
+                output,
+                resume_size=there,
+                headers=headers,
+                expected_size=size,
+                displayed_filename=target.name,
+            )
+            output.flush()
+            os.fsync(output.fileno())
+        part.replace(target)
+        mark.replace(_mark(target))
+        return target
 
     def _ask(self, repository: str, call: Callable[[], Any]) -> Any:
         from huggingface_hub import errors
@@ -75,15 +119,27 @@ class Hub:
             raise NotFoundError(f"{self.endpoint} has no such repository, revision or file: {repository}") from error
         except errors.HFValidationError as error:
             raise NotFoundError(f"{repository!r} is no name of a repository, such as owner/name: {error}") from error
-        except OSError as error:
-            if error.errno is not None:
-                raise ModelError(f"{error.filename or repository}: {error.strerror}") from error
-            raise UnavailableError(f"{repository} cannot be fetched from {self.endpoint}: {_line(error)}") from error
         except HomeprefixdError:
             raise
+        except OSError as error:
+            if error.errno is not None and error.filename is not None:
+                raise ModelError(f"{error.filename}: {error.strerror}") from error
+            raise UnavailableError(f"{repository} cannot be fetched from {self.endpoint}: {_line(error)}") from error
         except Exception as error:  # whatever the HTTP library of this version raises
             raise UnavailableError(f"{repository} cannot be fetched from {self.endpoint}: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _mark(path: Path) -> Path:
+    """Where it is noted which version of a file is at `path`."""
+    return path.with_name(f".{path.name.removeprefix('.')}.etag")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -8,26 +8,27 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-WHOLE = b"GGUF" + bytes(range(256)) * 8192
+WHOLE = b"GGUF" + os.urandom(1 << 20) * 24
+"""More than two of the pieces that huggingface_hub writes (10 MiB)."""
 
 
 @dataclass
 class HubServer:
-    """`files` of the repository `owner/name`; the first `cuts` answers to a GET end in the middle."""
+    """`files` of the repository `owner/name`; with `stall`, an answer stops in the middle, until the client goes."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: list[str] = field(default_factory=list)
-    cuts: int = 0
+    stall: bool = False
 
 
 @pytest.fixture
@@ -46,7 +47,9 @@ def hub() -> Iterator[HubServer]:
         def answer(self, *, body: bool) -> None:
             if self.path.startswith("/api/models/owner/name"):
                 siblings = [{"rfilename": name} for name in state.files]
-                self.reply(json.dumps({"id": "owner/name", "sha": "1" * 40, "siblings": siblings}).encode(), body)
+                tree = [{"type": "file", "path": n, "size": len(d), "oid": "2" * 40} for n, d in state.files.items()]
+                about = {"id": "owner/name", "sha": "1" * 40, "siblings": siblings}
+                self.reply(json.dumps(tree if "/tree/" in self.path else about).encode(), body)
             elif self.path.startswith("/owner/name/resolve/") and self.path.rpartition("/")[2] in state.files:
                 self.file(state.files[self.path.rpartition("/")[2]], body)
             else:
@@ -76,12 +79,10 @@ def hub() -> Iterator[HubServer]:
             if not body:
                 return
             state.ranges.append(asked)
-            if state.cuts:
-                state.cuts -= 1
+            if state.stall:
                 self.wfile.write(data[start : start + (len(data) - start) // 2])
-                self.wfile.flush()
+                self.connection.recv(1)  # returns when the client has gone
                 self.close_connection = True
-                self.connection.close()
             else:
                 self.wfile.write(data[start:])
 
@@ -104,25 +105,35 @@ def hub() -> Iterator[HubServer]:
         server.server_close()
 
 
-@pytest.fixture
-def pull(hub: HubServer, tmp_path: Path) -> Any:
+class Pull:
     """`homeprefixd model pull ARGS` in a process: huggingface_hub reads its variables when it is imported."""
 
-    def runner(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "homeprefixd", "model", "pull", *arguments, "--to", str(tmp_path / "models")]
+    def __init__(self, url: str, home: Path) -> None:
+        self._url, self._home = url, home
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "homeprefixd", "model", "pull", *arguments, "--to", str(self._home / "models")]
         environment = {
             **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
-            "HOME": str(tmp_path),
-            "HF_ENDPOINT": hub.url,
+            "HOME": str(self._home),
+            "HF_ENDPOINT": self._url,
             "PYTHONPATH": str(ROOT),
             **variables,
         }
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
-    return runner
+    def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments, **variables) as process:
+            out, err = process.communicate(timeout=60)
+            return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def test_a_file(pull: Any, hub: HubServer, tmp_path: Path) -> None:
+@pytest.fixture
+def pull(hub: HubServer, tmp_path: Path) -> Pull:
+    return Pull(hub.url, tmp_path)
+
+
+def test_a_file(pull: Pull, hub: HubServer, tmp_path: Path) -> None:
     hub.files = {"README.md": b"x", "m-Q4.gguf": WHOLE, "m-Q8.gguf": b"GGUF8"}
     done = pull("owner/name", "m-Q4.gguf", "--json")
     assert done.returncode == 0, done.stderr
@@ -133,7 +144,7 @@ def test_a_file(pull: Any, hub: HubServer, tmp_path: Path) -> None:
     assert "m-Q4.gguf, m-Q8.gguf" in which.stderr
 
 
-def test_the_only_one_with_all_its_parts(pull: Any, hub: HubServer, tmp_path: Path) -> None:
+def test_the_only_one_with_all_its_parts(pull: Pull, hub: HubServer, tmp_path: Path) -> None:
     hub.files = {f"big-0000{n}-of-00002.gguf": b"GGUF" + bytes([n]) * 1000 for n in (1, 2)}
     done = pull("owner/name")
     assert done.returncode == 0, done.stderr
@@ -141,19 +152,34 @@ def test_the_only_one_with_all_its_parts(pull: Any, hub: HubServer, tmp_path: Pa
     assert len(list((tmp_path / "models").glob("*.gguf"))) == 2
 
 
-def test_what_was_cut_off_goes_on(pull: Any, hub: HubServer, tmp_path: Path) -> None:
-    hub.files = {"m.gguf": WHOLE}
-    hub.cuts = 1
-    first = pull("owner/name", "m.gguf")
-    if first.returncode:  # then the next attempt goes on
-        assert "cannot be fetched" in first.stderr
-        assert pull("owner/name", "m.gguf").returncode == 0
+def test_what_was_cut_off_goes_on(pull: Pull, hub: HubServer, tmp_path: Path) -> None:
+    hub.files, hub.stall = {"m.gguf": WHOLE}, True
+    part = tmp_path / "models" / ".m.gguf.part"
+    with pull.start("owner/name", "m.gguf") as process:
+        deadline = time.monotonic() + 60
+        while not part.exists() or part.stat().st_size < 10 << 20:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        busy = pull("owner/name", "m.gguf")
+        assert (busy.returncode, "another process" in busy.stderr) == (5, True), busy.stderr
+        process.kill()
+    hub.stall = False
+    done = pull("owner/name", "m.gguf")
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "models" / "m.gguf").read_bytes() == WHOLE
+    assert not part.exists()
     assert hub.ranges[0] == ""
-    assert 0 < int(hub.ranges[-1].removeprefix("bytes=").split("-")[0]) < len(WHOLE)
+    assert int(hub.ranges[-1].removeprefix("bytes=").split("-")[0]) >= 10 << 20
+    count = len(hub.ranges)
+    assert pull("owner/name", "m.gguf").returncode == 0  # it is there
+    hub.files = {"m.gguf": b"GGUF new"}
+    assert len(hub.ranges) == count
+    assert pull("owner/name", "m.gguf").returncode == 0
+    assert (tmp_path / "models" / "m.gguf").read_bytes() == b"GGUF new"
 
 
-def test_what_is_not_there(pull: Any, hub: HubServer) -> None:
+def test_what_is_not_there(pull: Pull, hub: HubServer) -> None:
     hub.files = {"m.gguf": WHOLE}
     for arguments, code, said in (
         (("owner/name", "other.gguf"), 4, "it has m.gguf"),
