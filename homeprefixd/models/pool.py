@@ -332,7 +332,8 @@ class Pool:
         except HomeprefixdError as error:
             if isinstance(error, ModelError):
                 resident.failure, resident.failed = error, asyncio.get_running_loop().time()
-                logger.error("the model %s cannot be used: %s", resident.alias, error.message)
+                if len(self._residents) > 1 or not resident.first_start:  # else that is the daemon's end, and its error
+                    logger.error("the model %s cannot be used: %s", resident.alias, error.message)
             raise
         finally:
             resident.loading = None

@@ -68,7 +68,7 @@ class Hub:
     def _fetch(self, repository: str, file: str, folder: Path, revision: str | None) -> Path:
         from huggingface_hub import constants, hf_hub_url
         from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
 
         target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
