@@ -39,6 +39,7 @@ ARCHS: dict[str, dict[str, Any]] = {
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2},
     "mamba2": _STATE_SPACE,
     "granitehybrid": {**_STATE_SPACE, **_MIXED_HEADS},
+    "llama-embed": {"attention.causal": False, "pooling_type": 1},  # makes embeddings only
 }
 
 
@@ -143,12 +144,15 @@ def _write_metadata(arch: str, tokenizer: Path, out: Path, context_length: int) 
         **ARCHS[arch],
     }
     for key, value in settings.items():
+        name = f"{arch}.{key}"
         if isinstance(value, list):
-            writer.add_array(f"{arch}.{key}", value)
+            writer.add_array(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
         elif isinstance(value, float):
-            writer.add_float32(f"{arch}.{key}", value)
+            writer.add_float32(name, value)
         else:
-            writer.add_uint32(f"{arch}.{key}", value)
+            writer.add_uint32(name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

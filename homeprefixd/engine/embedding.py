@@ -175,7 +175,10 @@ class _EmbeddingContext:
         if memory:
             C.llama_memory_clear(memory, True)
         array = (C.llama_token * len(tokens))(*tokens)
-        result = C.llama_decode(self._pointer, C.llama_batch_get_one(array, len(tokens)))
+        batch = C.llama_batch_get_one(array, len(tokens))
+        outputs = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
+        batch.logits = ctypes.cast(outputs, ctypes.POINTER(ctypes.c_int8))
+        result = C.llama_decode(self._pointer, batch)
         if result != 0:
             raise DecodeError(result, self._model.log.reason())
         pointer = C.llama_get_embeddings_seq(self._pointer, 0)

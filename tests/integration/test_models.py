@@ -175,6 +175,25 @@ def test_embeddings_of_a_chat_model_beside_its_chats(tmp_path: Path, demo_model:
         served.chat("demo", "Hello")
 
 
+def test_a_model_that_makes_embeddings_only(tmp_path: Path, demo_model: Path, two: Any) -> None:
+    make("llama-embed", demo_model, two[0] / "embedder.gguf")
+    with serve(tmp_path, settings(two[0], demo_model)) as served:
+        texts = ["a cat sat on the mat", "rates", "a cat sat on the mat"]
+        status, body = served.ask("/v1/embeddings", {"model": "embedder", "input": texts})
+        assert status == 200, body
+        first, other, again = (one["embedding"] for one in body["data"])
+        assert first == again != other
+        assert sum(x * x for x in first) == pytest.approx(1, abs=1e-4)
+        assert served.ask("/v1/models")[1]["data"][1]["meta"]["n_embd"] == len(first)
+        for path, asked in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
+            ("/tokenize", {"content": "Hi"}),
+        ):
+            status, refused = served.ask(path, {"model": "embedder", **asked})
+            assert (status, "makes embeddings only" in refused["error"]["message"]) == (400, True), refused
+
+
 # ------------------------------------------------------------------------------------------------- hostile files
 
 
