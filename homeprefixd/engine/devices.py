@@ -105,9 +105,15 @@ def _layer_count(path: Path) -> int:
     if not pointer:
         return 0
     try:
-        return int(C.llama_model_n_layer(pointer))
+        return int(_metadata(pointer, f"{_metadata(pointer, 'general.architecture')}.block_count") or 0)
     finally:
         C.llama_model_free(pointer)
+
+
+def _metadata(model: Any, key: str) -> str:
+    buffer = ctypes.create_string_buffer(256)
+    size = C.llama_model_meta_val_str(model, key.encode(), buffer, 256)  # type: ignore[arg-type, unused-ignore]
+    return buffer.value.decode("utf-8", "replace") if size > 0 else ""
 
 
 def _library() -> Any:

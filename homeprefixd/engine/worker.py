@@ -197,8 +197,9 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
     path = Path(load.path)
     devices = choose_devices(load.device, list_devices()) if load.gpu_layers or load.device else []
+    log = LlamaLog()  # before anything is loaded, or it would be told on stderr
     gpu_layers = resolve_layers(load.gpu_layers, path, devices)
-    model = Model.load(path, LlamaLog(), gpu_layers=gpu_layers, devices=devices, progress=_progress(emit))
+    model = Model.load(path, log, gpu_layers=gpu_layers, devices=devices, progress=_progress(emit))
     names = [device.name for device in devices] if gpu_layers else []
     flash_attention = load.flash_attention or (load.flash_if_gpu and bool(names))
     on_devices = sum(int(device.free * FOR_CELLS) for device in list_devices() if device.name in names)

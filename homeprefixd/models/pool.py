@@ -199,11 +199,11 @@ class Pool:
 
     async def load(self, alias: str, keep_alive: float | None = None) -> None:
         """Load a model and wait until it is. Raises NotFoundError, ModelError, UnavailableError."""
-        with contextlib.suppress(NotFoundError):
-            self._find(alias)
-        if alias and alias not in self._residents:
+        try:
+            resident = self._find(alias)
+        except NotFoundError:
             await self._look()  # it may have come a moment ago
-        resident = self._find(alias)
+            resident = self._find(alias)
         if resident.link is None and resident.loading is None:
             resident.failure = None  # whoever asks in person wants another try
         link = await self._ready(resident)
@@ -221,12 +221,13 @@ class Pool:
     async def unload(self, alias: str) -> bool:
         """Unload a model. False: it is in use, and unloaded when the last request ends. Raises NotFoundError."""
         resident = self._find(alias)
-        async with self._room:
-            if resident.in_use:
-                resident.unload_when_idle = True
-                return False
-            await self._unload(resident, "it was asked for")
-        return True
+        if not resident.in_use:
+            async with self._room:
+                if not resident.in_use:
+                    await self._unload(resident, "it was asked for")
+                    return True
+        resident.unload_when_idle = True
+        return False
 
     def status(self) -> dict[str, Any]:
         """state (`ok`, `loading`, `error`, `no model`, `stopping`), progress 0 to 1, reason, model, workers, models."""
@@ -466,14 +467,22 @@ class Pool:
             wait = min([look, *deadlines, loop.time() + 1.0]) - loop.time()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._attention.wait(), max(0.0, wait))
-            if loop.time() >= look:
-                await self._look()
-                look = loop.time() + LOOK_EVERY
-            for resident in self._loaded():
-                if resident.expires is not None and resident.expires <= loop.time():
-                    async with self._room:
-                        if resident.expires is not None and resident.expires <= loop.time():
-                            await self._unload(resident, "nobody has asked for it")
+            try:
+                if loop.time() >= look:
+                    look = loop.time() + LOOK_EVERY
+                    await self._look()
+                await self._unload_expired()
+            except Exception:  # or nothing would ever be unloaded again
+                logger.exception("looking after the models failed")
+                await asyncio.sleep(1.0)
+
+    async def _unload_expired(self) -> None:
+        now = asyncio.get_running_loop().time
+        for resident in self._loaded():
+            if resident.expires is not None and resident.expires <= now():
+                async with self._room:
+                    if resident.expires is not None and resident.expires <= now():
+                        await self._unload(resident, "nobody has asked for it")
 
     async def _look(self) -> None:
         if self._catalog.folder is not None:
