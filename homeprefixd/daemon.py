@@ -354,8 +354,7 @@ class Daemon:
             case "ok":
                 self._was_ready = True
                 count = len(status["models"])
-                loaded = any(known["alias"] == model and known["state"] == "ok" for known in status["models"])
-                what = f"{model} is ready" if loaded else f"ready for {count} model{'s' * (count > 1)}"
+                what = f"{model} is ready" if count == 1 else f"ready with {count} models"
                 self._say(DaemonState("ready", f"{what} at {self._url}", 1.0, self._url))
             case "no model":
                 self._say(DaemonState("ready", f"ready without a model at {self._url}", 1.0, self._url))
