@@ -72,7 +72,8 @@ class Catalog:
 
     @classmethod
     def from_config(cls, model: ModelConfig, models: ModelsConfig | None = None) -> Catalog:
-        """Raises ModelError if the main model's file cannot be one, ConfigError for an alias that two models have.
+        """Raises ModelError if the main model's file cannot be one, ConfigError for a folder that is not there and for
+        an alias that two models have.
 
         What is wrong with the other models is in their `problem`.
         """
@@ -93,6 +94,8 @@ class Catalog:
                 raise ConfigError(f"two models have the alias {alias!r}: {paths}; give one of them another alias")
         base = msgspec.structs.replace(model, path="", alias="", keep_alive=0.0, chat_template="")
         folder = Path(models.dir).expanduser().absolute() if models.dir else None
+        if folder is not None and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
+            raise ConfigError(f"models.dir is {folder}, which is no folder that can be read", param="models.dir")
         catalog = cls(specs, main=main, folder=folder, base=base)
         catalog.look()
         return catalog

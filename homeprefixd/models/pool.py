@@ -106,6 +106,9 @@ class Pool:
 
     def start(self) -> None:
         """Load what is loaded at the start."""
+        for resident in self._residents.values():
+            if resident.spec.problem and not resident.first_start:
+                logger.error("the model %s cannot be used: %s", resident.alias, resident.spec.problem)
         for resident in self._eager:
             self._begin_loading(resident)
         self._keeper = asyncio.create_task(self._keep(), name="models")

@@ -121,6 +121,11 @@ def test_an_empty_folder_says_where_to_put_models(tmp_path: Path) -> None:
         Catalog.from_config(ModelConfig(), ModelsConfig(dir=str(tmp_path))).resolve(None)
 
 
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"models\.dir is .*gone, which is no folder"):
+        Catalog.from_config(ModelConfig(), ModelsConfig(dir=str(tmp_path / "gone")))
+
+
 def test_the_main_model_and_tables_come_before_the_folder(tmp_path: Path) -> None:
     main, listed = write(tmp_path / "main.gguf"), write(tmp_path / "listed.gguf")
     models = ModelsConfig(dir=str(tmp_path), entries=(ModelConfig(path=str(listed), alias="big", ctx=512),))
