@@ -68,6 +68,7 @@ class Catalog:
         self._base = base or ModelConfig()
         self._folder = folder
         self._found: tuple[ModelSpec, ...] = ()
+        self._whole: dict[Path, tuple[int, int, ModelSpec]] = {}  # size, mtime in ns: what need not be opened again
         self.main = main
 
     @classmethod
@@ -122,7 +123,7 @@ class Catalog:
         for path in files:
             if path in paths or names[path.with_name(_name(path))] != path or _NO_LANGUAGE_MODEL.search(path.name):
                 continue
-            spec = _known(path, self._base)
+            spec = self._look_into(path)
             if spec.alias in taken:
                 place = path.relative_to(self._folder).parent.as_posix()
                 spec = replace(spec, alias=f"{place}/{spec.alias}")
@@ -132,6 +133,19 @@ class Catalog:
         changed = tuple(found) != self._found
         self._found = tuple(found)
         return changed
+
+    def _look_into(self, path: Path) -> ModelSpec:
+        """Opens only what is new, or was not whole."""
+        try:
+            stat = path.stat()
+        except OSError:
+            return _known(path, self._base)
+        size, changed, spec = self._whole.get(path, (-1, -1, None))
+        if spec is None or (size, changed) != (stat.st_size, stat.st_mtime_ns):
+            spec = _known(path, self._base)
+            if not spec.problem:
+                self._whole[path] = stat.st_size, stat.st_mtime_ns, spec
+        return spec
 
     def resolve(self, name: str | None) -> ModelSpec:
         """The model that a request's `model` means; None or "" is the default one.
