@@ -14,6 +14,12 @@ KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 KV_TYPES_WITHOUT_FLASH = ("f16", "bf16", "f32")
 """Types of K and V that llama.cpp can use without flash attention."""
 
+GPU_LAYERS_AUTO = -2
+"""`model.gpu_layers`, written as `auto`: as many as fit the devices' free memory."""
+
+PINNED = -1.0
+"""`model.keep_alive` of a model that is loaded at the start and never unloaded."""
+
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HTTP."""
@@ -26,9 +32,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The model and its context."""
+    """A model and its context: the main one, and what those of `models` have where they say nothing else."""
 
-    path: str = ""  # a GGUF; "": the demo model
+    path: str = ""  # a GGUF; "": the demo model, where `models` has none
     alias: str = ""  # its name in the API; "": from the file's name
     ctx: int = 0  # tokens that one request may use; 0: from the model and memory
     pool: int = 0  # cells in all; 0: from parallel, ctx and memory
@@ -37,11 +43,22 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: int = 256  # longest prefill call, in tokens, a multiple of 64
     kv_type: str = "f16"
     flash_attention: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU, and for quantised K and V
-    gpu_layers: int = 0
+    gpu_layers: int = 0  # -1: all; GPU_LAYERS_AUTO: as many as fit
+    device: str = ""  # names of llama.cpp's devices, with commas between; "": all
     chat_template: str = ""  # path of a jinja template, or its text; "": the model's own
     template_timeout: float = 2.0  # seconds
     max_queue: int = 64  # waiting requests; more are answered 429
     max_stall: float = 0.5  # seconds
+    keep_alive: float = 0.0  # seconds that it stays loaded unused; 0: for ever if it is the only one, else 300;
+    #                          PINNED: it is loaded at the start and stays
+
+
+class ModelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Several models, each loaded when it is first asked for."""
+
+    dir: str = ""  # a folder of GGUF files, looked through again and again
+    memory: int = 0  # bytes for weights, KV pools and the hot tier together; 0: what is free at the start
+    entries: tuple[ModelConfig, ...] = msgspec.field(default=(), name="list")  # tables [[models.list]]
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +112,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
+    models: ModelsConfig = ModelsConfig()
     cache: CacheConfig = CacheConfig()
     log: LogConfig = LogConfig()
     records: RecordsConfig = RecordsConfig()

@@ -12,14 +12,14 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from .config import KV_TYPES, KV_TYPES_WITHOUT_FLASH, Config
+from .config import GPU_LAYERS_AUTO, KV_TYPES, KV_TYPES_WITHOUT_FLASH, PINNED, Config
 from .errors import ConfigError
 
 PREFIX = "HOMEPREFIXD_"
@@ -43,6 +43,7 @@ NO_MODEL = "none"
 _SIZES = frozenset(
     {
         "server.max_body",
+        "models.memory",
         "cache.hot",
         "cache.warm",
         "cache.write_queue",
@@ -54,8 +55,24 @@ _SIZES = frozenset(
     }
 )
 _AUTOMATIC = frozenset(
-    {"model.ctx", "model.pool", "model.threads", "cache.hot", "cache.warm", "cache.write_queue", "cache.min_free"}
+    {
+        "model.ctx",
+        "model.pool",
+        "model.threads",
+        "model.keep_alive",
+        "models.memory",
+        "cache.hot",
+        "cache.warm",
+        "cache.write_queue",
+        "cache.min_free",
+    }
 )
+
+MODEL_LIST = "models.list"
+"""The one setting that is a list: tables with the settings of `[model]`, in the file only."""
+
+_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template")
+"""Settings of `[model]` that are not those of `[[models.list]]` too, where a table says nothing."""
 _UNITS = {
     unit.lower(): factor
     for power, letter in enumerate("KMGT", start=1)
@@ -134,10 +151,12 @@ class Loaded:
 
 
 def keys() -> dict[str, Key]:
-    """All settings by path, in the tree's order."""
+    """All settings by path, in the tree's order, without MODEL_LIST."""
     found: dict[str, Key] = {}
     for section in msgspec.structs.fields(Config):
         for item in msgspec.structs.fields(section.type):
+            if f"{section.name}.{item.encode_name}" == MODEL_LIST:
+                continue
             found[f"{section.name}.{item.name}"] = _key(section.name, item)
     return found
 
@@ -175,6 +194,7 @@ def load(
     given: dict[str, tuple[Origin, Any]] = {}
     if file is not None:
         given |= _from_file(file, known)
+    listed = given.pop(MODEL_LIST, (DEFAULT, []))[1]
     given |= _from_environment(environ, known)
     for path, flag in (flags or {}).items():
         given[path] = Origin("flag", flag.name), flag.text
@@ -191,6 +211,7 @@ def load(
     tree: dict[str, dict[str, Any]] = {}
     for path, key in known.items():
         tree.setdefault(key.section, {})[key.name] = values[path]
+    tree["models"]["list"] = [_listed(table, values, origins, file, known) for table in listed]
     return Loaded(msgspec.convert(tree, Config), origins, file)
 
 
@@ -275,19 +296,75 @@ def _from_file(file: Path, known: Mapping[str, Key]) -> dict[str, tuple[Origin, 
         for name, value in table.items():
             place = f"{file}:{lines.get(f'{section}.{name}', 1)}"
             path = f"{section}.{name}"
+            if path == MODEL_LIST:
+                given[path] = Origin("file", place), list(_tables(value, file, lines, known))
+                continue
             if path not in known:
                 names = [key.name for key in known.values() if key.section == section]
+                names += ["list"] if section == "models" else []
                 raise ConfigError(f"{place}: {_unknown(path, name, names, known)}")
             given[path] = Origin("file", place), value
     return given
+
+
+def _tables(
+    tables: Any, file: Path, lines: Mapping[str, int], known: Mapping[str, Key]
+) -> Iterator[dict[str, tuple[Origin, Any]]]:
+    """What each table of MODEL_LIST gives, by path (`model.ctx`)."""
+    place = f"{file}:{lines.get(MODEL_LIST, lines.get('models.list[0].', 1))}"
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{place}: models.list is a list of tables: write [[models.list]] and its settings below it")
+    for index, table in enumerate(tables):
+        section = f"models.list[{index}]."
+        given: dict[str, tuple[Origin, Any]] = {}
+        for name, value in table.items():
+            place = f"{file}:{lines.get(section + name, lines.get(section, 1))}"
+            path = f"model.{name}"
+            if path not in known:
+                names = [key.name for key in known.values() if key.section == "model"]
+                raise ConfigError(
+                    f"{place}: there is no setting {name} of a model{_near(name, names)};"
+                    f" [[models.list]] has {', '.join(names)}"
+                )
+            given[path] = Origin("file", place), value
+        if "model.path" not in given:
+            place = f"{file}:{lines.get(section, 1)}"
+            raise ConfigError(f"{place}: [[models.list]] needs path, the model's GGUF file")
+        yield given
+
+
+def _listed(
+    given: Mapping[str, tuple[Origin, Any]],
+    values: Mapping[str, Any],
+    origins: Mapping[str, Origin],
+    file: Path | None,
+    known: Mapping[str, Key],
+) -> dict[str, Any]:
+    """The settings of one table of MODEL_LIST: its own, else those of `[model]`."""
+    own, own_origins = dict(values), dict(origins)
+    for name in _OF_ONE_MODEL:
+        path = f"model.{name}"
+        own[path], own_origins[path] = known[path].default, DEFAULT
+    for path, (origin, value) in given.items():
+        own[path], own_origins[path] = _parse(known[path], value, origin, {}), origin
+    if own["model.path"] in ("", NO_MODEL):
+        _refuse(own_origins["model.path"], "models.list: path", own["model.path"], "a GGUF file")
+    _resolve_paths(own, own_origins, file)
+    _check(own, own_origins)
+    return {key.name: own[path] for path, key in known.items() if key.section == "model"}
 
 
 def _lines(text: str) -> dict[str, int]:
     """Line numbers of sections ("server.") and settings ("server.port"). Good enough for messages, no more."""
     found: dict[str, int] = {}
     section = ""
+    tables = 0
     for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
+        if header := re.match(r"\s*\[\[\s*([\w.-]+)\s*\]\]", line):
+            section = f"{header[1]}[{tables}]."
+            tables += 1
+            found.setdefault(section, number)
+        elif header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             section = f"{header[1]}."
             found.setdefault(section, number)
         elif setting := re.match(r"\s*([\w.-]+)\s*=", line):
@@ -372,11 +449,15 @@ def _is_unicode(text: str) -> bool:
 
 
 def _whole(key: Key, value: Any, origin: Origin) -> int:
+    if key.path == "model.gpu_layers" and value == "auto":
+        return GPU_LAYERS_AUTO
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and origin.kind != "file" and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
         return int(value)
-    _refuse(origin, key.path, value, "a whole number" + (", or auto" if key.automatic else ""))
+    _refuse(
+        origin, key.path, value, "a whole number" + (", or auto" if key.automatic or key.name == "gpu_layers" else "")
+    )
 
 
 def _real(key: Key, value: Any, origin: Origin) -> float:
@@ -391,7 +472,7 @@ def _real(key: Key, value: Any, origin: Origin) -> float:
 
 
 def _size(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> int:
-    share = {"cache.hot": "memory", "cache.warm": "the disk"}.get(key.path)
+    share = {"cache.hot": "memory", "models.memory": "memory", "cache.warm": "the disk"}.get(key.path)
     allowed = "a size such as 20GiB, 500MB or a number of bytes"
     if share:
         allowed += f", or a share of {share} such as 10%"
@@ -426,7 +507,7 @@ def parse_size(text: str) -> int | None:
 
 def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: Path | None) -> None:
     """`~` is the home; what a file names is relative to the file, what a person types to where they are."""
-    for path in ("model.path", "model.chat_template", "cache.dir", "records.file"):
+    for path in ("model.path", "model.chat_template", "models.dir", "cache.dir", "records.file"):
         text = values[path]
         if not text or (path == "model.path" and text == NO_MODEL):
             continue
@@ -441,8 +522,9 @@ def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: 
 def _resolve_percent(
     percent: Mapping[str, float], values: dict[str, Any], environ: Mapping[str, str], machine: Machine
 ) -> None:
-    if "cache.hot" in percent:
-        values["cache.hot"] = max(1, int(machine.memory() * percent["cache.hot"] / 100))
+    for path in ("cache.hot", "models.memory"):
+        if path in percent:
+            values[path] = max(1, int(machine.memory() * percent[path] / 100))
     if "cache.warm" in percent:
         place = cache_directory(values["cache.dir"], environ)
         values["cache.warm"] = max(1, int(machine.disk(place) * percent["cache.warm"] / 100))
@@ -476,7 +558,12 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "model.parallel": (_between(1, 64), "1 to 64"),
     "model.threads": (_between(0, 1024), "1 to 1024, or auto (0)"),
     "model.batch": (lambda value: 64 <= value <= 65536 and value % 64 == 0, "a multiple of 64, from 64 to 65536"),
-    "model.gpu_layers": (_between(-1, 10000), "0 to 10000, or -1 for all"),
+    "model.gpu_layers": (_between(GPU_LAYERS_AUTO, 10000), "0 to 10000, -1 for all, or auto"),
+    "model.keep_alive": (
+        lambda value: value in (PINNED, 0) or 1 <= value <= 1e9,
+        "1 to 1000000000 seconds, -1 to load it at the start and keep it, or auto (0)",
+    ),
+    "models.memory": (lambda value: value == 0 or value >= 64 * _MIB, "at least 64MiB, or auto (0)"),
     "model.template_timeout": (_between(0.01, 600), "0.01 to 600 seconds"),
     "model.max_queue": (_between(1, 100_000), "1 to 100000"),
     "model.max_stall": (_between(0.01, 600), "0.01 to 600 seconds"),

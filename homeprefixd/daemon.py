@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from . import listen, machine
-from .config import CacheConfig, Config, RecordsConfig, ServerConfig
+from .config import CacheConfig, Config, ModelsConfig, RecordsConfig, ServerConfig
 from .config_sources import OWNER_FD, cache_directory
 from .errors import ConfigError, StoreError
 from .models.catalog import Catalog
-from .models.pool import Pool, load_frame, worker_command
+from .models.loading import Budget, load_frame, worker_command
+from .models.pool import Pool
 from .models.store_link import StoreLink, StoreSettings
 from .models.worker_link import Limits
 from .reload import CurrentSettings, Reloader, has_terminal
@@ -152,13 +153,29 @@ class JournalFormatter(logging.Formatter):
         return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines() or [""])
 
 
-def spare_memory(catalog: Catalog) -> int:
-    """Bytes of available memory beyond the models' files, which llama.cpp maps: they count as available until used.
+def spare_memory(catalog: Catalog, memory: int = 0) -> int:
+    """Bytes of memory beyond the largest model's file, which llama.cpp maps: it counts as available until used.
 
-    At least a quarter of it, since a machine may be used that cannot hold its model.
+    At least a quarter of it, since a machine may be used that cannot hold its model. `memory`: `models.memory`.
     """
-    available = machine.available_memory()
-    return max(available - sum(spec.size for spec in catalog.specs), available // 4)
+    available = memory or machine.available_memory()
+    return max(available - max((spec.size for spec in catalog.specs), default=0), available // 4)
+
+
+def model_budget(models: ModelsConfig, hot: int) -> Budget:
+    """What models may take beside the hot tier. Where it was left to the machine, a tenth is left to others.
+
+    Raises ConfigError if the hot tier takes it all.
+    """
+    available = models.memory or machine.available_memory()
+    total = models.memory or available * 9 // 10
+    if models.memory and hot >= models.memory:
+        raise ConfigError(
+            f"cache.hot takes {hot} bytes and models.memory gives {models.memory} to it and all models together:"
+            " raise models.memory, or lower cache.hot",
+            param="models.memory",
+        )
+    return Budget(max(0, total - hot), available, strict=bool(models.memory))
 
 
 def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: int) -> StoreSettings:
@@ -277,14 +294,15 @@ class Daemon:
         """Start everything and go on until cancelled."""
         config = self._config
         self._say(DaemonState("starting", "starting"))
-        catalog = Catalog.from_config(config.model)
+        catalog = Catalog.from_config(config.model, config.models)
         self._directory = directory = cache_directory(config.cache.dir, self._environ)
         self._sockets = self._systemd.take_sockets() or listen.bind(config.server)
-        spare = spare_memory(catalog)
+        spare = spare_memory(catalog, config.models.memory)
         try:
             settings = store_settings(config.cache, directory, config.log.level, spare)
         except OSError as error:
             raise StoreError(f"{directory}: the cache cannot be kept here: {error.strerror or error}") from error
+        budget = model_budget(config.models, settings.hot)
         current = CurrentSettings(settings)
         self._store = store = StoreLink(
             self._store_command or current.command, self._environ, models=[spec.alias for spec in catalog.specs]
@@ -292,11 +310,12 @@ class Daemon:
         self._pool = pool = Pool(
             catalog,
             lambda spec: load_frame(
-                spec, config, cores=machine.physical_cores(), memory=spare // 4, probes=str(directory)
+                spec, config, cores=machine.physical_cores(), memory=budget.pool(spec), probes=str(directory)
             ),
             self._worker_command or worker_command(config.log.level),
             self._environ,
             store,
+            budget=budget,
             limits=self._limits,
             changed=self._show,
         )
@@ -369,7 +388,9 @@ class Daemon:
         match status["state"]:
             case "ok":
                 self._was_ready = True
-                self._say(DaemonState("ready", f"{model} is ready at {self._url}", 1.0, self._url))
+                count = len(status["models"])
+                what = f"{model} is ready" if count == 1 else f"ready with {count} models"
+                self._say(DaemonState("ready", f"{what} at {self._url}", 1.0, self._url))
             case "no model":
                 self._say(DaemonState("ready", f"ready without a model at {self._url}", 1.0, self._url))
             case "loading":

@@ -59,6 +59,8 @@ class LoadModel(Frame):
     probes: str = ""  # directory where outcomes of probes are kept; "": models are not probed
     explain: bool = True  # tell with each request how its prompt is made up, and where it left what was known
     stable: StableRules | None = None  # rules that keep prompts stable; None: none
+    device: str = ""  # names of llama.cpp's devices, with commas between; "": all that there are
+    flash_if_gpu: bool = False  # flash attention also if layers come to lie on a GPU
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -176,7 +178,15 @@ class TokenizeRequest(Frame):
     request: Generate
 
 
-Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate | TokenizeRequest
+class Embed(Frame):
+    """Answered by `Converted` with `vectors`, of length 1, and in `tokens` how many each input had."""
+
+    rid: str
+    inputs: list[str | list[int]]
+    dimensions: int = 0  # of each vector; 0: as many as the model has
+
+
+Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate | TokenizeRequest | Embed
 
 
 class SetLogLevel(Frame):
@@ -220,6 +230,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     namespace: dict[str, Any]  # the description; {} while the file's hash is not known
     exact: bool = False  # only whole blocks of the grid are reused
     least: int = 0  # tokens of a match that is worth anything
+    mismatch: list[str] = []  # fields in which stored prefixes of the same file differ, none of which can be used
 
 
 class Ready(Frame):
@@ -232,6 +243,7 @@ class NamespaceKnown(Frame):
     """The model's content hash is known now, so look-ups start."""
 
     namespace: dict[str, Any]
+    mismatch: list[str] = []  # as in ModelInfo
 
 
 class Failure(Frame):
@@ -373,6 +385,7 @@ class Converted(Frame):
     text: str = ""
     tokens: list[int] = []
     pieces: list[bytes] = []
+    vectors: list[bytes] = []  # float32, little-endian
 
 
 FromWorker = (

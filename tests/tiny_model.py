@@ -67,6 +67,7 @@ ARCHS: dict[str, dict[str, Any]] = {
     "falcon-h1": _STATE_SPACE,
     "qwen35": {**_DELTA, "rope.dimension_sections": [HEAD // 4] * 4},
     "qwen3next": {**_DELTA, **_EXPERTS},
+    "llama-embed": {"attention.causal": False, "pooling_type": 1},  # makes embeddings only
 }
 
 
@@ -199,12 +200,15 @@ def _write_metadata(arch: str, tokenizer: Path | None, out: Path, context_length
         **ARCHS[arch],
     }
     for key, value in settings.items():
+        name = f"{arch}.{key}"
         if isinstance(value, list):
-            writer.add_array(f"{arch}.{key}", value)
+            writer.add_array(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
         elif isinstance(value, float):
-            writer.add_float32(f"{arch}.{key}", value)
+            writer.add_float32(name, value)
         else:
-            writer.add_uint32(f"{arch}.{key}", value)
+            writer.add_uint32(name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

@@ -11,6 +11,7 @@ from aiohttp import web
 from ..config import ServerConfig
 from ..models.backend import Backend, CacheAdmin
 from . import admin as admin_routes
+from . import embeddings as embedding_routes
 from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
@@ -67,6 +68,7 @@ def create_app(
     rooms = (
         model_routes,
         openai_routes,
+        embedding_routes,
         llamacpp_routes,
         admin_routes,
         warming_routes,

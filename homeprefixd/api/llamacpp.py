@@ -126,6 +126,8 @@ async def props(request: web.Request) -> web.Response:
     """`GET /props`: what clients adapt to."""
     backend = request.app[BACKEND]
     alias = backend.resolve(request.query.get("model"))
+    if any(known.alias == alias and known.state == "unloaded" for known in backend.known()):
+        await backend.load(alias)
     info = _info(request, alias)
     template = await backend.convert(alias, DescribeTemplate(_ask_id(request)))
     bos, eos = (piece.decode(errors="replace") for piece in template.pieces)

@@ -1,49 +1,122 @@
-"""What this server is, which models it has, and whether they can be used: `/`, `/v1/models`, `/health`."""
+"""What this server is, which models it has, and whether they can be used: `/`, `/v1/models`, `/health`.
+
+Models are loaded and unloaded here by hand, too: `/models/load` and `/models/unload`, which are administration.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from .. import __version__
 from ..errors import UnavailableError
-from ..frames import ModelInfo
-from . import page
-from .errors import json_response
+from ..models.backend import KnownModel
+from . import fields, page
+from .errors import json_response, read_body
+from .fields import Number
 from .keys import BACKEND
 
+MAX_KEEP_ALIVE = 1e9  # s
 
-def _model(info: ModelInfo, created: int) -> dict[str, Any]:
-    meta = {
-        "n_vocab": info.n_vocab,
-        "n_ctx": info.n_ctx,
-        "n_ctx_train": info.n_ctx_train,
-        "n_embd": info.n_embd,
-        "n_params": info.n_params,
-        "size": info.size,
+_STATUS = {"ok": "loaded", "loading": "loading", "unloaded": "unloaded", "error": "failed"}
+"""As llama-server calls them."""
+
+
+class ModelBody(msgspec.Struct):
+    """`keep_alive`: seconds that it stays loaded unused, this time; negative: for ever."""
+
+    model: str
+    keep_alive: Number = None
+
+
+def _model(known: KnownModel) -> dict[str, Any]:
+    shown = {
+        "id": known.alias,
+        "object": "model",
+        "created": known.created,
+        "owned_by": "homeprefixd",
+        "status": {"value": _STATUS[known.state]},
     }
-    return {"id": info.alias, "object": "model", "created": created, "owned_by": "homeprefixd", "meta": meta}
+    info = known.info
+    if info is not None:
+        shown["meta"] = {
+            "n_vocab": info.n_vocab,
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.size,
+        }
+    return shown
+
+
+def _details(known: KnownModel) -> dict[str, Any]:
+    """For those who administrate."""
+    info = known.info
+    return {
+        **_model(known),
+        "path": known.path,
+        "bytes": known.size,
+        "progress": known.progress,
+        "reason": known.reason,
+        "pinned": known.pinned,
+        "memory": known.memory,
+        "requests": known.requests,
+        "expires": known.expires,
+        "cache_mode": info.cache_mode if info is not None else "",
+        "cache_reason": info.cache_reason if info is not None else "",
+        "namespace": info.namespace if info is not None else {},
+        "mismatch": info.mismatch if info is not None else [],
+    }
+
+
+def _known(request: web.Request, alias: str) -> KnownModel:
+    """Raises UnavailableError if it has gone this moment."""
+    for known in request.app[BACKEND].known():
+        if known.alias == alias:
+            return known
+    raise UnavailableError(f"the model {alias} is gone", retry_after=1)
 
 
 async def models(request: web.Request) -> web.Response:
-    """`GET /v1/models`. 503 while nothing is loaded yet, as llama-server has it."""
+    """`GET /v1/models`. 503 while the only model loads, as llama-server has it."""
     backend = request.app[BACKEND]
-    loaded = backend.models()
+    known = backend.known()
     status = backend.status()
-    if not loaded and status.get("state") not in ("ok", "no model"):
+    if status.get("state") not in ("ok", "no model") and not any(model.info for model in known):
         raise _unavailable(status)
-    return json_response({"object": "list", "data": [_model(info, backend.created(info.alias)) for info in loaded]})
+    return json_response({"object": "list", "data": [_model(model) for model in known]})
 
 
 async def model(request: web.Request) -> web.Response:
     """`GET /v1/models/{id}`. 404 for an unknown one, 503 while it loads."""
     backend = request.app[BACKEND]
-    alias = backend.resolve(request.match_info["id"])
-    for info in backend.models():
-        if info.alias == alias:
-            return json_response(_model(info, backend.created(alias)))
-    raise _unavailable(backend.status())
+    known = _known(request, backend.resolve(request.match_info["id"]))
+    if known.info is None and known.state != "unloaded":
+        raise _unavailable({"state": known.state, "reason": known.reason})
+    return json_response(_model(known))
+
+
+async def details(request: web.Request) -> web.Response:
+    """`GET /models/details`: all models, with what is known of each: path, memory, namespace."""
+    return json_response({"models": [_details(known) for known in request.app[BACKEND].known()]})
+
+
+async def load(request: web.Request) -> web.Response:
+    """`POST /models/load`: load a model; the reply comes when it is loaded, at once if it is already."""
+    body = fields.decode(await read_body(request), ModelBody)
+    keep_alive = fields.number("keep_alive", body.keep_alive, -MAX_KEEP_ALIVE, MAX_KEEP_ALIVE)
+    await request.app[BACKEND].load(body.model, keep_alive)
+    known = next((k for k in request.app[BACKEND].known() if k.alias == body.model), None)
+    return json_response({"success": True, **({"model": _details(known)} if known is not None else {})})
+
+
+async def unload(request: web.Request) -> web.Response:
+    """`POST /models/unload`. `unloaded` is false where requests run: it goes when the last of them ends."""
+    body = fields.decode(await read_body(request), ModelBody)
+    return json_response({"success": True, "unloaded": await request.app[BACKEND].unload(body.model)})
 
 
 def _reason(status: dict[str, Any]) -> str:
@@ -74,9 +147,9 @@ async def root(request: web.Request) -> web.Response:
             "name": "homeprefixd",
             "version": __version__,
             "description": "A llama.cpp server whose long prompts cost nothing the second time.",
-            "models": [info.alias for info in request.app[BACKEND].models()],
+            "models": [known.alias for known in request.app[BACKEND].known()],
             "api": ["/v1/models", "/v1/chat/completions", "/v1/completions", "/health"],
-            "admin": ["/cache/stats", "/cache/prefixes", "/cache/purge", "/metrics"],
+            "admin": ["/cache/stats", "/cache/prefixes", "/cache/purge", "/models/load", "/models/unload", "/metrics"],
         }
     )
 
@@ -88,6 +161,9 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/health", health),
         web.get("/v1/models", models),
         web.get("/models", models),
-        web.get("/v1/models/{id}", model),
-        web.get("/models/{id}", model),
+        web.get("/models/details", details),
+        web.post("/models/load", load),
+        web.post("/models/unload", unload),
+        web.get("/v1/models/{id:.+}", model),
+        web.get("/models/{id:.+}", model),
     ]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ..errors import HomeprefixdError
 from ..frames import Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
-from ..models.backend import Backend, Event, Generation
+from ..models.backend import Backend, Event, Generation, KnownModel
 from .records import CACHED, Record, Records
 
 FIRST_TOKEN_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
@@ -199,6 +199,15 @@ class ObservedBackend:
 
     def models(self) -> list[ModelInfo]:
         return self._inner.models()
+
+    def known(self) -> list[KnownModel]:
+        return self._inner.known()
+
+    async def load(self, alias: str, keep_alive: float | None = None) -> None:
+        await self._inner.load(alias, keep_alive)
+
+    async def unload(self, alias: str) -> bool:
+        return await self._inner.unload(alias)
 
     def created(self, alias: str) -> int:
         return self._inner.created(alias)

@@ -12,7 +12,7 @@ from ..errors import ForbiddenError
 from . import page
 from .errors import Handler
 
-_ADMIN = ("/cache", "/metrics", "/v1/metrics")
+_ADMIN = ("/cache", "/metrics", "/v1/metrics", "/models/details", "/models/load", "/models/unload")
 _METHODS = "GET, HEAD, POST, OPTIONS"
 
 

@@ -19,10 +19,11 @@ _HEADERS = {
 
 
 class EventStream:
-    """One reply as a stream. Use as a context manager; nothing is sent before `start`.
+    """One reply as a stream. Use as a context manager.
 
     `keep_alive`: seconds of silence after which a comment with `note` is sent, so that neither the client nor a proxy
-    gives up during a long prefill; 0 sends none.
+    gives up during a long prefill; 0 sends none. Status 200 is sent by `start`, or by the first comment before it (a
+    model is being loaded); what goes wrong from then on is told in the stream.
     """
 
     def __init__(self, request: web.Request, keep_alive: float) -> None:
@@ -40,6 +41,9 @@ class EventStream:
     def __enter__(self) -> EventStream:
         if self._connection is not None:
             self._connection.probe = self._probe
+        if self._keep_alive > 0:
+            self._last = self._loop.time()
+            self._timer = self._loop.call_later(self._keep_alive, self._tick)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -56,10 +60,8 @@ class EventStream:
 
     async def start(self) -> None:
         """Send status 200 and the headers, with the first event or comment."""
-        await self.response.prepare(self._request)
+        await self.response.prepare(self._request)  # does nothing the second time
         self._last = self._loop.time()
-        if self._keep_alive > 0:
-            self._timer = self._loop.call_later(self._keep_alive, self._tick)
 
     async def send(self, event: bytes) -> None:
         """Write whole events; waits where the client reads slowly. Raises ConnectionResetError when it left."""
@@ -94,4 +96,6 @@ class EventStream:
         if self._ended:
             return
         with contextlib.suppress(ConnectionError):  # who writes the next event sees it too
+            if not self.started:
+                await self.start()
             await self.send(f": {self.note}\n\n".encode())

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from ..config_sources import cache_directory
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
 from .output import Column, Output, counted
 from .settings import SETTING_FLAGS, json_flag, load_settings, setting_flags
 
@@ -37,6 +37,7 @@ def show(origin: bool, as_json: bool, **given: str | None) -> None:
     tree: dict[str, dict[str, Any]] = msgspec.to_builtins(loaded.config)
     with contextlib.suppress(ConfigError):  # there is none: `serve` says so
         tree["cache"]["dir"] = str(cache_directory(loaded.config.cache.dir, os.environ))
+    listed: list[dict[str, Any]] = tree["models"].pop("list", [])
     if as_json:
         output.document(
             {
@@ -48,6 +49,7 @@ def show(origin: bool, as_json: bool, **given: str | None) -> None:
                 }
                 if origin
                 else tree,
+                "models": listed,
             }
         )
         return
@@ -57,6 +59,9 @@ def show(origin: bool, as_json: bool, **given: str | None) -> None:
         columns.append(Column("origin", flexible=True))
         for row in rows:
             row.append(str(loaded.origins[row[0]]))
+    for index, settings in enumerate(listed):
+        more = [[f"models.list[{index}].{name}", _text(value)] for name, value in settings.items()]
+        rows += [[*row, str(loaded.file)] for row in more] if origin else more
     output.table(columns, rows)
 
 
@@ -68,7 +73,10 @@ def check(as_json: bool, **given: str | None) -> None:
     loaded = load_settings(given)
     from ..models.catalog import Catalog
 
-    Catalog.from_config(loaded.config.model)
+    catalog = Catalog.from_config(loaded.config.model, loaded.config.models)
+    for spec in catalog.specs:
+        if spec.problem and not spec.found:
+            raise ModelError(spec.problem)
     output = Output(as_json)
     file = None if loaded.file is None else str(loaded.file)
     count = sum(origin.kind != "default" for origin in loaded.origins.values())

@@ -20,6 +20,7 @@ from .cache import ls, purge, stats
 from .config import config
 from .demo import demo
 from .explain import explain
+from .model import model
 from .serve import serve
 from .simulate import simulate
 from .top import top
@@ -84,6 +85,7 @@ for _command in (
     purge,
     verify,
     compact,
+    model,
     config,
     bench,
     simulate,

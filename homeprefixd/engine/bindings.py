@@ -18,6 +18,7 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError, RequestError
+from .devices import Device, device_list
 from .failures import DecodeError
 from .kernels import Kernels, choose_kernels
 from .llama_log import LlamaLog
@@ -93,14 +94,26 @@ class Model:
 
     @classmethod
     def load(
-        cls, path: Path, log: LlamaLog, *, gpu_layers: int = 0, progress: Callable[[float], None] | None = None
+        cls,
+        path: Path,
+        log: LlamaLog,
+        *,
+        gpu_layers: int = 0,
+        devices: Sequence[Device] = (),
+        progress: Callable[[float], None] | None = None,
     ) -> Model:
-        """Load a GGUF. `progress` is called with 0 to 1 on this thread. Raises ModelError with llama.cpp's reason."""
+        """Load a GGUF. `progress` is called with 0 to 1 on this thread. Raises ModelError with llama.cpp's reason.
+
+        `devices`: those that get `gpu_layers`; all that there are if none is given.
+        """
         check_gguf(path)
         C.llama_backend_init()
         kernels = choose_kernels()
         params = C.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
+        pointers = device_list(devices)  # must live until the model is loaded
+        if devices:
+            params.devices = ctypes.cast(pointers, ctypes.c_void_p)
         params.use_extra_bufts = kernels.allowed
         failures: list[BaseException] = []
 
@@ -185,6 +198,11 @@ class Model:
         return int(C.llama_model_n_embd(self.pointer))
 
     @property
+    def n_embd_out(self) -> int:
+        """Numbers of an embedding: not always those of a hidden state."""
+        return int(C.llama_model_n_embd_out(self.pointer))
+
+    @property
     def n_ctx_train(self) -> int:
         return int(C.llama_model_n_ctx_train(self.pointer))
 
@@ -261,6 +279,19 @@ class Model:
         if add_bos and self.add_bos and (not tokens or tokens[0] != self.bos):
             tokens.insert(0, self.bos)
         return tokens
+
+    def tokenize_for_embedding(self, text: str) -> list[int]:
+        """Tokens of `text` with all that the model was trained to find around it; nothing in it is a control token."""
+        data = text.encode("utf-8", "surrogatepass")
+        room = len(data) + 8
+        for _ in range(2):
+            buffer = (C.llama_token * room)()
+            count = C.llama_tokenize(self._vocab, data, len(data), buffer, room, True, False)
+            if count >= 0:
+                tokens: list[int] = buffer[:count]
+                return tokens
+            room = -count
+        raise RequestError("The input cannot be tokenised: make it shorter.", param="input")
 
     @cached_property
     def text_bound(self) -> TextBound | None:

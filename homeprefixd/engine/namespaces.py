@@ -32,13 +32,14 @@ class Namespaces:
         path: Path,
         salt: str,
         describe: Callable[[str, str], dict[str, Any]],
-        on_known: Callable[[dict[str, Any]], None],
+        on_known: Callable[[dict[str, Any], list[str]], None],
     ) -> None:
         self._store, self._path, self._salt = store, path, salt
         self._describe, self._on_known = describe, on_known
         self._lock = threading.Lock()
         self._sha256 = ""
         self.description: dict[str, Any] = {}  # without a request's salt; empty until the hash is known
+        self.mismatch: list[str] = []  # what differs from stored prefixes of the same file, as the store told
         self._keys: dict[str, bytes] = {}
         self._ended = False
         self._yielding = False
@@ -83,6 +84,9 @@ class Namespaces:
             logger.info("stored prefixes of this model cannot be used: %s", line)
         with self._lock:
             self._keys[salt] = opened.key
+        if not salt and list(opened.mismatch) != self.mismatch:
+            self.mismatch = list(opened.mismatch)
+            self._on_known(self.description, self.mismatch)
         return opened.key
 
     def _learn(self) -> None:
@@ -95,7 +99,7 @@ class Namespaces:
         except _EndedError:
             return
         self.description = self._describe(self._sha256, self._salt)
-        self._on_known(self.description)
+        self._on_known(self.description, self.mismatch)
         self.key("")
         self._learned.set()
 

@@ -32,6 +32,7 @@ from ..frames import (
     Cancel,
     DescribeTemplate,
     Detokenize,
+    Embed,
     Frame,
     Generate,
     Loading,
@@ -53,6 +54,8 @@ from .failures import failure_of
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
     from .account import Accountant
     from .bindings import Model
+    from .embedding import Embedder
+    from .embedding_worker import EmbeddingWorker
     from .intake import Intake
     from .namespaces import Namespaces
     from .scheduler import Engine
@@ -111,6 +114,7 @@ class Worker:
     store: Any  # StoreClient: `engine.store.Store`, and `attach`
     info: ModelInfo
     emit: Callable[[Frame], None]
+    embedder: Embedder
 
     def run(self, channel: Channel[ToWorker]) -> None:
         """Serve until `Stop` or the daemon's end. On the calling thread: the engine."""
@@ -121,7 +125,9 @@ class Worker:
             # After a restart the hash is remembered, and the first request must find what is stored.
             if not self.namespaces.wait(_NAMESPACE_PATIENCE):
                 logger.info("%s is being hashed; until then requests are served without the cache", self.info.path)
-            self.info = msgspec.structs.replace(self.info, namespace=self.namespaces.description)
+            self.info = msgspec.structs.replace(
+                self.info, namespace=self.namespaces.description, mismatch=self.namespaces.mismatch
+            )
         self.emit(Ready(model=self.info))
         done = threading.Event()
         threading.Thread(target=self._beat, args=(done,), name="heartbeat", daemon=True).start()
@@ -149,8 +155,11 @@ class Worker:
                 self.intake.convert(frame)
             case SetLogLevel():
                 logging.getLogger().setLevel(frame.level.upper())
+            case Embed():
+                self.embedder.put(frame)
             case Cancel():
                 self.intake.cancel(frame.rid)
+                self.embedder.cancel(frame.rid)
             case Stop():
                 self.engine.stop(frame.grace)
             case UseStore():
@@ -175,7 +184,7 @@ class Worker:
             return
 
 
-def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
+def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker | EmbeddingWorker:
     """Load the model and make everything that serves it. `store`: fulfils `Store`. Raises ModelError."""
     # Imported here: llama.cpp is loaded into this process only after it is tied to its parent.
     from ..chat import stable
@@ -184,9 +193,12 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     from .bindings import Context, ContextSettings, Model
     from .compiling import Probe
     from .constraint import Constraints
+    from .devices import FOR_CELLS, choose_devices, list_devices, resolve_layers
     from .edge_restoring import EdgeRestorer
     from .edge_saving import EdgeSaver
     from .edges import EdgeSlicer
+    from .embedding import Embedder, only_embeds
+    from .embedding_worker import EmbeddingWorker
     from .fingerprint import describe, library_hashes
     from .intake import Intake
     from .llama_log import LlamaLog
@@ -204,27 +216,34 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
     if not 1 <= load.parallel <= _MAX_PARALLEL:
         raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
     path = Path(load.path)
+    devices = choose_devices(load.device, list_devices()) if load.gpu_layers or load.device else []
+    log = LlamaLog()  # before anything is loaded, or it would be told on stderr
+    gpu_layers = resolve_layers(load.gpu_layers, path, devices)
     probed = probe(load, Path(load.probes)) if load.probes and load.reuse != "off" else None
-    model = Model.load(path, LlamaLog(), gpu_layers=load.gpu_layers, progress=_progress(emit))
+    model = Model.load(path, log, gpu_layers=gpu_layers, devices=devices, progress=_progress(emit))
+    names = [device.name for device in devices] if gpu_layers else []
+    flash_attention = load.flash_attention or (load.flash_if_gpu and bool(names))
+    on_devices = sum(int(device.free * FOR_CELLS) for device in list_devices() if device.name in names)
+    threads = load.threads or len(os.sched_getaffinity(0))
+    embedder = Embedder(model, threads, emit)
+    if only_embeds(model):
+        return EmbeddingWorker(embedder, _embedding_info(load, model, embedder.longest, threads), emit)
     batch = max(64, load.batch // 64 * 64)
-    score_bytes = 0.0 if load.flash_attention else capacity.score_bytes_per_cell(model, batch)
+    score_bytes = 0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch)
     size = capacity.choose(
         model,
         ctx=load.ctx,
         pool=load.pool,
-        memory=load.memory,
+        memory=min(load.memory, on_devices) if names else load.memory,
         parallel=load.parallel,
         kv_type=load.kv_type,
         score_bytes=score_bytes,
     )
-    threads = load.threads or len(os.sched_getaffinity(0))
-    cells = capacity.split(model, size, load.parallel, on_gpu=load.gpu_layers != 0, has_scores=score_bytes > 0)
+    cells = capacity.split(model, size, load.parallel, on_gpu=bool(names), has_scores=score_bytes > 0)
     contexts = [
         Context(
             model,
-            ContextSettings(
-                own, max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, load.flash_attention
-            ),
+            ContextSettings(own, max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, flash_attention),
             "`model.pool`" if load.pool else "`model.ctx`",
         )
         for own in cells
@@ -260,14 +279,18 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
                 context,
                 sha256=sha256,
                 libraries=library_hashes(),
-                gpu_layers=load.gpu_layers,
+                gpu_layers=gpu_layers,
                 salt=salt,
                 edges=edged.edge.needs if edged is not None else None,
             )
-            return {**found, MODEL_NAME: load.alias}
+            return {**found, **({"devices": names} if names else {}), MODEL_NAME: load.alias}
 
         namespaces = Namespaces(
-            store, path, load.salt, description, lambda known: emit(NamespaceKnown(namespace=known))
+            store,
+            path,
+            load.salt,
+            description,
+            lambda known, mismatch: emit(NamespaceKnown(namespace=known, mismatch=mismatch)),
         )
         if isinstance(slicer, EdgeSlicer):
             saver = EdgeSaver(store, slicer, model, namespaces, counters)
@@ -319,7 +342,31 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker:
         exact=load.reuse == "exact",
         least=LEAST,
     )
-    return Worker(engine, intake, namespaces, store, info, emit)
+    return Worker(engine, intake, namespaces, store, info, emit, embedder)
+
+
+def _embedding_info(load: LoadModel, model: Model, longest: int, threads: int) -> ModelInfo:
+    """Of a model without a context for chats."""
+    return ModelInfo(
+        alias=load.alias,
+        path=load.path,
+        arch=model.arch,
+        description=model.description,
+        n_params=model.n_params,
+        size=model.size,
+        n_vocab=model.n_vocab,
+        n_embd=model.n_embd,
+        n_ctx_train=model.n_ctx_train,
+        n_ctx=longest,
+        n_pool=0,
+        kv_bytes_per_token=0.0,
+        parallel=load.parallel,
+        threads=threads,
+        has_template=False,
+        cache_mode="off",
+        cache_reason="It makes embeddings, of which nothing is reused.",
+        namespace={},
+    )
 
 
 def _accountant(

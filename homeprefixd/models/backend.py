@@ -6,7 +6,8 @@ The daemon passes in the real ones (`pool.py`, `store_link.py`); API tests pass 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from ..frames import (
     Accepted,
@@ -32,6 +33,26 @@ from ..frames import (
 
 Event = Accepted | Progress | Delta | Finished
 
+ModelState = Literal["unloaded", "loading", "ok", "error"]
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model that can be asked for, loaded or not."""
+
+    alias: str
+    path: str
+    created: int  # Unix time of its file, s; 0 if unknown
+    size: int  # of its files, bytes
+    state: ModelState
+    progress: float  # of loading, 0 to 1
+    reason: str  # why it cannot be used, or is loaded again
+    pinned: bool  # loaded at the start, never unloaded
+    memory: int  # bytes that it takes while it is loaded, as measured or else guessed; 0 if not known
+    requests: int  # that run on it or wait for it
+    expires: float | None  # seconds until it is unloaded if nobody asks for it; None: never, or it is in use
+    info: ModelInfo | None  # where it is loaded
+
 
 class Generation(Protocol):
     """One running request. An async context manager: leaving it before `Finished` cancels the request."""
@@ -52,6 +73,22 @@ class Backend(Protocol):
         """Those that are loaded now."""
         ...
 
+    def known(self) -> list[KnownModel]:
+        """All that can be asked for, loaded or not, the default one first."""
+        ...
+
+    async def load(self, alias: str, keep_alive: float | None = None) -> None:
+        """Load a model that `known` or `resolve` names, and wait until it is; nothing if it is loaded already.
+
+        `keep_alive`: seconds that it stays loaded unused, until it is unloaded, whatever its setting says; negative:
+        for ever. Raises NotFoundError, ModelError (it cannot be loaded, or does not fit), UnavailableError.
+        """
+        ...
+
+    async def unload(self, alias: str) -> bool:
+        """Unload it. False: requests run on it, it is unloaded when the last one ends. Raises NotFoundError."""
+        ...
+
     def created(self, alias: str) -> int:
         """Unix time of the model's file, in seconds; 0 if unknown."""
         ...
@@ -59,8 +96,8 @@ class Backend(Protocol):
     def resolve(self, name: str | None) -> str:
         """The alias that a request's `model` means; None or "" is the default model.
 
-        Raises NotFoundError for an unknown one (it lists what there is), UnavailableError while it loads or
-        after it failed, with the reason.
+        Raises NotFoundError for an unknown one (it lists what there is), UnavailableError after it failed to load,
+        with the reason. One that is not loaded is loaded by the request.
         """
         ...
 

@@ -1,97 +1,47 @@
 """The models that run, each in a worker process: implements `backend.Backend`.
 
-One model now. What comes later (residency, a memory budget over several models) decides here which links exist.
+A model is loaded when it is first asked for, and unloaded when it was not used for a while or when another one needs
+its memory: the least recently used first, never one that is pinned or in use. Its hot blocks stay with the store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config import KV_TYPES_WITHOUT_FLASH, Config, StableConfig
-from ..frames import Conversion, Converted, Generate, LoadModel, ModelInfo, StableRules
-from ..supervise import Backoff, module_command
+from ..errors import BusyError, HomeprefixdError, ModelError, NotFoundError, UnavailableError
+from ..frames import Conversion, Converted, Generate, LoadModel, ModelInfo
+from ..supervise import Backoff
+from .backend import KnownModel
 from .catalog import Catalog, ModelSpec
+from .loading import Budget, guess_memory, worker_environment
+from .resident import Resident, Ticket, Visit
 from .store_link import StoreLink
-from .worker_link import Limits, Request, WorkerLink
+from .worker_link import Limits, WorkerLink, stopping
 
+KEEP_ALIVE = 300.0
+"""Seconds that a model which is not the only one stays loaded unused, where its settings leave that to us."""
 
-def worker_command(log_level: str) -> Callable[[int], list[str]]:
-    """The command line of a worker, given the number of its end of the daemon's connection."""
-    return lambda fd: module_command("homeprefixd.engine.worker", "--fd", str(fd), "--log-level", log_level)
+RETRY_AFTER = 30.0
+"""Seconds in which a model that could not be loaded is not tried again by a request."""
 
+ROOM_PATIENCE = 60.0
+"""Seconds that a model waits for others that are in use, where it needs their memory."""
 
-def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, with settings of the C libraries that suit a machine that has other things to do, too.
+LOOK_EVERY = 5.0
+"""Seconds between two looks into `models.dir`."""
 
-    GOMP_SPINCOUNT: how often OpenMP's threads look before they sleep. By default they spin long at each barrier: as
-    soon as another program wants a core, everything waits for a thread that is not running (a cold prompt of 915
-    tokens took 19 to 30 s beside two busy programs, 5.5 s without spinning). Not to spin at all cost two thirds of the
-    decode speed on an idle machine; with this count it was that of the default.
+STOP_GRACE = 5.0
+"""Seconds that a worker gets to end when its model is unloaded."""
 
-    GLIBC_TUNABLES: huge pages for large allocations, where the kernel gives them to those who ask.
-    Without flash attention V lies transposed: a block is scattered over one row per dimension, and with 4 KiB pages
-    each row misses the TLB. Restoring is a third faster so (measured: 2.1 -> 2.8 GB/s). glibc >= 2.35; else ignored.
-    """
-    tunables = [text for text in (environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1") if text]
-    return {"GOMP_SPINCOUNT": "10000", **environ, "GLIBC_TUNABLES": ":".join(tunables)}
-
-
-def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int, probes: str = "") -> LoadModel:
-    """What the worker is told to load. `memory`: bytes that the pool of cells may take. `probes`: see LoadModel."""
-    model, cache = config.model, config.cache
-    return LoadModel(
-        path=str(spec.path),
-        alias=spec.alias,
-        ctx=model.ctx,
-        pool=model.pool,
-        memory=memory,
-        parallel=model.parallel,
-        threads=model.threads or cores,
-        batch=model.batch,
-        kv_type=model.kv_type,
-        flash_attention=flash_attention(config),
-        gpu_layers=model.gpu_layers,
-        chat_template=model.chat_template,
-        template_timeout=model.template_timeout,
-        reuse=cache.reuse,
-        salt=cache.salt,
-        max_queue=model.max_queue,
-        max_stall=model.max_stall,
-        probes=probes,
-        explain=config.records.explain == "on",
-        stable=stable_rules(config.stable),
-    )
-
-
-def stable_rules(config: StableConfig) -> StableRules:
-    """What the worker is told of `[stable]`."""
-    return StableRules(
-        drop_billing_line=config.drop_billing_line == "on",
-        freeze_clock=config.freeze_clock == "on",
-        move_volatile_line=config.move_volatile_line == "on",
-        sort_tools=config.sort_tools == "on",
-        sort_keys=config.sort_keys == "on",
-        custom=config.custom,
-        apps=tuple(name.strip() for name in config.apps.split(",") if name.strip()),
-    )
-
-
-def flash_attention(config: Config) -> bool:
-    """What `auto` means. Depends on settings alone, so that a restart finds what was stored.
-
-    llama.cpp's CPU kernel for it is slow for fewer than 64 tokens, which is what follows a restored prefix: with
-    SmolLM2-135M behind 2,176 tokens, 11 tokens take 307 ms with it and 111 ms without, one token 56 and 42 ms,
-    while the prefill takes 7.9 s with it and 10.3 s without (2 cores; `homeprefixd bench attention` measures it).
-    """
-    if config.model.flash_attention != "auto":
-        return config.model.flash_attention == "on"
-    return config.model.gpu_layers != 0 or config.model.kv_type not in KV_TYPES_WITHOUT_FLASH
+logger = logging.getLogger(__name__)
 
 
 class Pool:
-    """All workers of this daemon."""
+    """All workers of this daemon. Everything runs on the event loop."""
 
     def __init__(
         self,
@@ -101,104 +51,460 @@ class Pool:
         environ: Mapping[str, str],
         store: StoreLink | None,
         *,
+        budget: Budget | None = None,
         limits: Limits | None = None,
         backoff: Callable[[], Backoff] = Backoff,
         changed: Callable[[], None] = lambda: None,
+        room_patience: float = ROOM_PATIENCE,
     ) -> None:
-        """`load` makes the first frame for a model's worker; `changed` is called when `status()` is new."""
+        """`load` makes the first frame for a model's worker; `changed` is called when `status()` is new.
+
+        `budget`: None lets every model be loaded.
+        """
         self._catalog = catalog
-        self._draining = False
-        self._links = {
-            spec.alias: WorkerLink(
-                load(spec),
-                command,
-                worker_environment(environ),
-                store,
-                limits=limits,
-                backoff=backoff(),
-                changed=changed,
-            )
-            for spec in catalog.specs
-        }
+        self._load_frame = load
+        self._command = command
+        self._environ = worker_environment(environ)
+        self._store = store
+        self._budget = budget
+        self._limits = limits or Limits()
+        self._backoff = backoff
+        self._changed = changed
+        self._room_patience = room_patience
+        self._draining = asyncio.Event()
+        self._room = asyncio.Lock()  # held by who decides what is loaded and unloaded, in the order of asking
+        self._residents: dict[str, Resident] = {}
+        self._take_specs()
+        self._eager = [resident for resident in self._residents.values() if self._is_eager(resident.spec)]
+        for resident in self._eager:
+            resident.first_start = True
+        self._keeper: asyncio.Task[None] | None = None
+        self._attention = asyncio.Event()  # set when a model may have to be unloaded earlier than was thought
+
+    def _take_specs(self) -> None:
+        """What the catalog has now. One that is loaded stays, whatever became of its file."""
+        old = self._residents
+        self._residents = {}
+        for spec in self._catalog.specs:
+            resident = old.pop(spec.alias, None)
+            if resident is None or (resident.spec != spec and resident.link is None and resident.loading is None):
+                resident = Resident(spec, self._keep_alive)
+            self._residents[spec.alias] = resident
+        self._residents |= {r.alias: r for r in old.values() if r.link is not None or r.loading is not None}
+
+    def _is_eager(self, spec: ModelSpec) -> bool:
+        """Is it loaded at the start?"""
+        return spec.alias == self._catalog.main or spec.pinned or len(self._catalog.specs) == 1
+
+    def _keep_alive(self, spec: ModelSpec) -> float | None:
+        seconds = spec.settings.keep_alive
+        if seconds:
+            return None if seconds < 0 else seconds
+        return None if len(self._residents) == 1 else KEEP_ALIVE
 
     # ------------------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Start a worker for each model; they load side by side."""
-        for link in self._links.values():
-            link.start()
+        """Load what is loaded at the start."""
+        for resident in self._residents.values():
+            if resident.spec.problem and not resident.first_start:
+                logger.error("the model %s cannot be used: %s", resident.alias, resident.spec.problem)
+        for resident in self._eager:
+            self._begin_loading(resident)
+        self._keeper = asyncio.create_task(self._keep(), name="models")
 
     async def first_loads(self) -> None:
-        """Returns when each model was loaded once. Raises ModelError for the first that cannot be."""
-        await asyncio.gather(*(asyncio.shield(link.first) for link in self._links.values()))
+        """Returns when each of these was tried. Raises ModelError if the only model that there is cannot be loaded."""
+        await asyncio.gather(*(r.loading for r in self._eager if r.loading is not None), return_exceptions=True)
+        if len(self._residents) == 1:
+            for resident in self._residents.values():
+                if resident.failure is not None:
+                    raise resident.failure
 
     def drain(self) -> None:
         """No new requests from now on: they get UnavailableError."""
-        self._draining = True
-        for link in self._links.values():
+        self._draining.set()
+        for link in self._links():
             link.drain()
+        self._changed()
 
     async def idle(self) -> None:
         """Returns when no request runs or waits."""
-        await asyncio.gather(*(link.idle() for link in self._links.values()))
+        await asyncio.gather(*(link.idle() for link in self._links()))
 
     async def stop(self, grace: float) -> None:
         """End all workers; running requests get `grace` seconds."""
-        self._draining = True
-        await asyncio.gather(*(link.stop(grace) for link in self._links.values()))
+        self._draining.set()
+        tasks = [task for task in (self._keeper, *(r.loading for r in self._residents.values())) if task is not None]
+        if self._keeper is not None:
+            self._keeper.cancel()
+        await asyncio.gather(*(link.stop(grace) for link in self._links()))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(link.stop(0.0) for link in self._links()))  # what a load had begun meanwhile
 
     def kill(self) -> None:
         """SIGKILL all workers, at once."""
-        for link in self._links.values():
+        for link in self._links():
             link.kill()
 
     def set_log_level(self, level: str) -> None:
         """Of all workers: debug, info, warning or error."""
-        for link in self._links.values():
+        for link in self._links():
             link.set_log_level(level)
 
     def fresh(self, within: float) -> bool:
         """Has every loaded worker been heard in the last `within` seconds?"""
-        return all(link.fresh(within) for link in self._links.values())
+        return all(link.fresh(within) for link in self._links())
+
+    def _links(self) -> list[WorkerLink]:
+        return [r.link for r in self._residents.values() if r.link is not None]
 
     # ------------------------------------------------------------------------------------------------- backend
 
     def models(self) -> list[ModelInfo]:
         """Those that are loaded, and those whose worker is starting again."""
-        return [link.info for link in self._links.values() if link.info is not None]
+        return [link.info for link in self._links() if link.info is not None]
+
+    def known(self) -> list[KnownModel]:
+        """All that can be asked for, the default one first."""
+        return [resident.describe() for resident in self._residents.values()]
 
     def created(self, alias: str) -> int:
         """Unix time of the model's file, s; 0 if unknown."""
-        return next((spec.created for spec in self._catalog.specs if spec.alias == alias), 0)
+        resident = self._residents.get(alias)
+        return resident.spec.created if resident is not None else 0
 
     def resolve(self, name: str | None) -> str:
         """The alias that a request's `model` means. Raises NotFoundError, UnavailableError.
 
-        A model that loads is no error here: `generate` waits for it some seconds.
+        A model that is not loaded, or loads, is no error here: `generate` waits for it.
         """
-        spec = self._catalog.resolve(name)
-        self._links[spec.alias].check_open()
-        return spec.alias
+        resident = self._find(name)
+        self._check_open()
+        resident.check(RETRY_AFTER)
+        return resident.alias
 
-    def generate(self, alias: str, request: Generate) -> Request:
+    def generate(self, alias: str, request: Generate) -> Visit:
         """A request; entering it (`async with`) hands it to the worker. Raises UnavailableError, BusyError."""
-        return self._links[self._catalog.resolve(alias).alias].request(request)
+        resident = self._find(alias)
+        self._check_open()
+        resident.check(RETRY_AFTER)
+        settings = resident.spec.settings
+        if resident.requests >= settings.max_queue + settings.parallel:
+            raise BusyError(f"{resident.requests} requests are running or waiting already", retry_after=5)
+        return Visit(resident, request, self._ready, self._release)
 
     async def convert(self, alias: str, conversion: Conversion) -> Converted:
         """Text to tokens and the like, by a model's worker. Raises RequestError, UnavailableError, WorkerDiedError."""
-        return await self._links[self._catalog.resolve(alias).alias].convert(conversion)
+        resident = self._find(alias)
+        link = await self._ready(resident)
+        try:
+            return await link.convert(conversion)
+        finally:
+            self._release(resident)
+
+    async def load(self, alias: str, keep_alive: float | None = None) -> None:
+        """Load a model and wait until it is. Raises NotFoundError, ModelError, UnavailableError."""
+        try:
+            resident = self._find(alias)
+        except NotFoundError:
+            await self._look()  # it may have come a moment ago
+            resident = self._find(alias)
+        if resident.link is None and resident.loading is None:
+            resident.failure = None  # whoever asks in person wants another try
+        link = await self._ready(resident)
+        try:
+            await asyncio.wait({link.first})
+            if link.first.cancelled():
+                raise stopping()
+            link.first.result()
+            resident.unload_when_idle = False
+            if keep_alive is not None:
+                resident.override = keep_alive
+        finally:
+            self._release(resident)
+
+    async def unload(self, alias: str) -> bool:
+        """Unload a model. False: it is in use, and unloaded when the last request ends. Raises NotFoundError."""
+        resident = self._find(alias)
+        if not resident.in_use:
+            async with self._room:
+                if not resident.in_use:
+                    await self._unload(resident, "it was asked for")
+                    return True
+        resident.unload_when_idle = True
+        return False
 
     def status(self) -> dict[str, Any]:
-        """state (`ok`, `loading`, `error`, `no model`, `stopping`), progress 0 to 1, reason, model, workers."""
-        links = list(self._links.values())
-        workers = [link.status() for link in links]
-        if not links:
-            state, reason = "no model", "this daemon has no model"
-        else:
-            first = links[0]
-            state, reason = first.state, first.reason
-        if self._draining:
+        """state (`ok`, `loading`, `error`, `no model`, `stopping`), progress 0 to 1, reason, model, workers, models."""
+        residents = list(self._residents.values())
+        first = next(iter(self._eager or residents), None)
+        state, reason, progress = "ok", "", 1.0
+        if first is None:
+            state, reason, progress = "no model", "this daemon has no model", 0.0
+        elif len(residents) == 1 or (self._eager and first.first_start and first.state != "error"):
+            state = "loading" if first.state == "unloaded" and self._keeper is None else first.state
+            state = "ok" if state == "unloaded" else state
+            reason, progress = first.reason, first.progress if state != "ok" else 1.0
+        if self._draining.is_set():
             state, reason = "stopping", "the daemon is stopping"
-        progress = min((link.progress for link in links), default=0.0)
-        model = links[0].alias if links else ""
-        return {"state": state, "progress": round(progress, 3), "reason": reason, "model": model, "workers": workers}
+        return {
+            "state": state,
+            "progress": round(progress, 3),
+            "reason": reason,
+            "model": first.alias if first is not None else "",
+            "workers": [link.status() for link in self._links()],
+            "models": [
+                {
+                    "alias": known.alias,
+                    "state": known.state,
+                    "progress": known.progress,
+                    "reason": known.reason,
+                    "memory": known.memory,
+                    "requests": known.requests,
+                }
+                for known in self.known()
+            ],
+        }
+
+    def _find(self, name: str | None) -> Resident:
+        """Raises NotFoundError, UnavailableError (there is no model)."""
+        known = self._residents.get(name) if name else None
+        if known is None:
+            known = self._residents[self._catalog.resolve(name).alias]
+        return known
+
+    def _check_open(self) -> None:
+        if self._draining.is_set():
+            raise stopping()
+
+    # ------------------------------------------------------------------------------------------------- loading
+
+    async def _ready(self, resident: Resident) -> WorkerLink:
+        """The worker of a model, loaded if need be, and held: `_release` it. Raises UnavailableError, ModelError."""
+        ticket = Ticket()
+        resident.waiters.append(ticket)
+        try:
+            while True:
+                self._check_open()
+                resident.check(RETRY_AFTER)
+                link = resident.link
+                if link is not None and ticket.granted:
+                    return link
+                if link is not None and not resident.closing and (resident.loading is None or resident.first_start):
+                    resident.hold()
+                    ticket.granted = True
+                    return link
+                await self._loaded_or_drained(resident)
+        except BaseException:
+            if ticket.granted:
+                self._release(resident)
+            raise
+        finally:
+            resident.waiters.remove(ticket)
+
+    async def _loaded_or_drained(self, resident: Resident) -> None:
+        """Load it, unless somebody does already, and wait. Raises what loading raises."""
+        loading = resident.loading or self._begin_loading(resident)
+        drained = asyncio.create_task(self._draining.wait())
+        try:
+            await asyncio.wait({loading, drained}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
+        if loading.done() and not loading.cancelled():
+            loading.result()
+
+    def _begin_loading(self, resident: Resident) -> asyncio.Task[None]:
+        resident.loading = loading = asyncio.create_task(self._load(resident), name=f"load {resident.alias}")
+        loading.add_done_callback(_seen)
+        return loading
+
+    async def _load(self, resident: Resident) -> None:
+        """Make room and load. Raises ModelError, UnavailableError; what it is, is remembered for those who ask next."""
+        try:
+            async with self._room:
+                if resident.link is not None:  # it was to be unloaded, and was not
+                    resident.grant()
+                    return
+                if resident.spec.problem:
+                    raise ModelError(resident.spec.problem, code="model_load_failed")
+                await self._make_room(resident)
+                self._check_open()
+                resident.link = link = self._new_link(resident)
+                resident.failure = None
+                link.start()
+            self._changed()
+            await self._first(resident, link)
+            resident.grant()
+        except HomeprefixdError as error:
+            if isinstance(error, ModelError):
+                resident.failure, resident.failed = error, asyncio.get_running_loop().time()
+                if len(self._residents) > 1 or not resident.first_start:  # else that is the daemon's end, and its error
+                    logger.error("the model %s cannot be used: %s", resident.alias, error.message)
+            raise
+        finally:
+            resident.loading = None
+            resident.first_start = False
+            self._attention.set()
+            self._changed()
+
+    async def _first(self, resident: Resident, link: WorkerLink) -> None:
+        """Wait for a worker's first load. One that fails is ended."""
+        await asyncio.wait({link.first})
+        if link.first.cancelled():
+            resident.link = None
+            raise UnavailableError(f"the model {resident.alias} was unloaded while it was loading", retry_after=1)
+        error = link.first.exception()
+        if error is not None:
+            resident.link = None
+            await link.stop(0.0)
+            raise error
+        resident.measure()
+        resident.used = asyncio.get_running_loop().time()
+
+    def _new_link(self, resident: Resident) -> WorkerLink:
+        return WorkerLink(
+            self._load_frame(resident.spec),
+            self._command,
+            self._environ,
+            self._store,
+            limits=self._limits,
+            backoff=self._backoff(),
+            changed=self._changed,
+        )
+
+    # ------------------------------------------------------------------------------------------------- room
+
+    async def _make_room(self, resident: Resident) -> None:
+        """Unload others until there is memory for one more. Raises ModelError if it never fits, UnavailableError."""
+        budget = self._budget
+        if budget is None or (len(self._residents) == 1 and not budget.strict):
+            return
+        if not resident.memory:
+            resident.memory = await asyncio.to_thread(guess_memory, resident.spec, budget.pool(resident.spec))
+        pinned = [r for r in self._loaded() if r is not resident and r.spec.pinned]
+        self._check_size(resident, pinned, budget)
+        deadline = asyncio.get_running_loop().time() + self._room_patience
+        try:
+            while self._used(resident) + resident.memory > budget.total:
+                others = sorted(
+                    (r for r in self._loaded() if r is not resident and r not in pinned and not r.starting),
+                    key=lambda r: r.used,
+                )
+                idle = next((r for r in others if not r.holds), None)
+                if idle is not None:
+                    await self._unload(idle, f"{resident.alias} needs its memory")
+                else:
+                    await self._wait_for_one(resident, others, deadline)
+        finally:
+            for other in self._loaded():
+                other.closing = False
+
+    def _check_size(self, resident: Resident, pinned: list[Resident], budget: Budget) -> None:
+        left = budget.total - sum(r.memory for r in pinned)
+        if resident.memory <= left:
+            return
+        held = f", of which {', '.join(r.alias for r in pinned)} keep {_size(budget.total - left)}" if pinned else ""
+        raise ModelError(
+            f"the model {resident.alias} needs about {_size(resident.memory)} of memory ({_size(resident.spec.size)} of"
+            f" weights), and models may take {_size(budget.total)}{held}: lower model.ctx or model.pool, choose a"
+            " smaller model, or raise models.memory",
+            code="does_not_fit",
+        )
+
+    async def _wait_for_one(self, resident: Resident, others: list[Resident], deadline: float) -> None:
+        """Until the least recently used of `others` is idle; its new requests wait meanwhile. UnavailableError."""
+        loading = [r.link.first for r in self._loaded() if r.link is not None and r is not resident and r.starting]
+        left = deadline - asyncio.get_running_loop().time()
+        oldest = others[0] if others else None
+        waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(asyncio.wait(loading))} if loading else set()
+        if oldest is not None:
+            oldest.closing = True
+            waits.add(asyncio.ensure_future(oldest.idle()))
+        try:
+            if waits and left > 0:
+                done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return
+        finally:
+            for wait in waits:
+                wait.cancel()
+        raise UnavailableError(
+            f"the model {resident.alias} needs {_size(resident.memory)} of memory, which"
+            f" {', '.join(r.alias for r in self._loaded() if r is not resident)} use for running requests: try again",
+            code="no_room",
+            retry_after=10,
+        )
+
+    def _loaded(self) -> list[Resident]:
+        return [r for r in self._residents.values() if r.link is not None]
+
+    def _used(self, but: Resident) -> int:
+        return sum(r.memory for r in self._loaded() if r is not but)
+
+    async def _unload(self, resident: Resident, why: str) -> None:
+        """End its worker. The caller holds `_room`, and nobody holds the model."""
+        link = resident.link
+        if link is None:
+            return
+        logger.info("unloading %s: %s", resident.alias, why)
+        resident.closing = True
+        try:
+            await link.stop(STOP_GRACE)
+        finally:
+            resident.link = None
+            resident.closing = resident.unload_when_idle = False
+            resident.override = None
+            self._changed()
+
+    def _release(self, resident: Resident) -> None:
+        resident.release()
+        self._attention.set()
+
+    # ------------------------------------------------------------------------------------------------- time
+
+    async def _keep(self) -> None:
+        """Unload what was not used for its time; look for new files."""
+        loop = asyncio.get_running_loop()
+        look = loop.time() + LOOK_EVERY
+        while True:
+            self._attention.clear()
+            deadlines = [r.expires for r in self._loaded() if r.expires is not None]
+            wait = min([look, *deadlines, loop.time() + 1.0]) - loop.time()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._attention.wait(), max(0.0, wait))
+            try:
+                if loop.time() >= look:
+                    look = loop.time() + LOOK_EVERY
+                    await self._look()
+                await self._unload_expired()
+            except Exception:  # or nothing would ever be unloaded again
+                logger.exception("looking after the models failed")
+                await asyncio.sleep(1.0)
+
+    async def _unload_expired(self) -> None:
+        now = asyncio.get_running_loop().time
+        for resident in self._loaded():
+            if resident.expires is not None and resident.expires <= now():
+                async with self._room:
+                    if resident.expires is not None and resident.expires <= now():
+                        await self._unload(resident, "nobody has asked for it")
+
+    async def _look(self) -> None:
+        if self._catalog.folder is not None:
+            changed = await asyncio.to_thread(self._catalog.look)
+            self._take_specs()  # also where nothing is new: one whose file is gone may have been unloaded
+            if changed:
+                self._changed()
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Its error is told to those who wait for it; there may be none."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

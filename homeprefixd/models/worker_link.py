@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,14 +50,17 @@ from ..frames import (
     UseStore,
 )
 from ..supervise import Backoff, Child, Exit, Supervisor
-from .backend import Event
 from .conversions import Conversions
+from .request import Request, log_request
 from .store_link import StoreLink
 
 logger = logging.getLogger(__name__)
 
 CANNOT_LOAD = 3
 """Exit status of a worker whose model cannot be loaded, whatever is tried."""
+
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Signals by which a process ends itself: loading the same file again would end alike."""
 
 State = Literal["loading", "ok", "error"]
 
@@ -76,92 +79,6 @@ class Limits:
     last_step: float = 10.0  # beyond the grace at a stop, until SIGTERM
     last_frames: float = 1.0  # after the process's end, for the end of its connection
     first_tries: int = 3  # a worker killed so often during its first load will not load
-
-
-class Request:
-    """One running request: implements `backend.Generation`."""
-
-    OVERHEAD = 200  # bytes of a waiting frame beside its text, roughly
-
-    def __init__(self, link: WorkerLink, generate: Generate, unread: int) -> None:
-        self.rid = generate.rid
-        self.generate = generate
-        self.sent = False  # the worker knows of it
-        self.account: Account | None = None  # what the worker told of the prompt: for who watches, not for the client
-        self._link = link
-        self._unread_limit = unread
-        self._unread = 0
-        self._events: deque[Event] = deque()
-        self._arrived = asyncio.Event()
-        self._error: HomeprefixdError | None = None
-        self._over = False
-
-    async def __aenter__(self) -> Request:
-        """Hand it to the worker, waiting for a model that loads. Raises UnavailableError, BusyError."""
-        await self._link.begin(self)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._link.leave(self)
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if self._error is not None:
-                error, self._error = self._error, None
-                self._over = True
-                raise error
-            if self._over:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        event = self._events.popleft()
-        self._unread -= self._size(event)
-        if isinstance(event, Finished):
-            self._over = True
-        return event
-
-    @staticmethod
-    def _size(event: Event) -> int:
-        if not isinstance(event, Delta):
-            return Request.OVERHEAD
-        parts = len(event.calls) + sum(1 + len(token.top) for token in event.logprobs)
-        return Request.OVERHEAD * (1 + parts) + len(event.text) + len(event.reasoning)
-
-    def put(self, event: Event) -> bool:
-        """From the worker. False: its reader is too slow, the request has failed."""
-        if isinstance(event, Progress) and self._events and isinstance(self._events[-1], Progress):
-            self._events[-1] = event  # only the latest counts
-            return True
-        self._events.append(event)
-        self._unread += self._size(event)
-        self._arrived.set()
-        if self._unread > self._unread_limit and not isinstance(event, Finished):
-            self._events.clear()
-            self.fail(
-                HomeprefixdError("the client read its stream too slowly, so it was cancelled", code="slow_reader")
-            )
-            return False
-        return True
-
-    def fail(self, error: HomeprefixdError) -> None:
-        """It ends with `error`, after what has arrived already."""
-        if not any(isinstance(event, Finished) for event in self._events):
-            self._error = error
-            self._arrived.set()
-
-
-def _log_request(end: Finished) -> None:
-    """One line, without a word of the prompt."""
-    t = end.timings
-    reused = ", ".join(f"{count} {tier}" for tier, count in t.cache_tiers.items()) or "none"
-    logger.info(
-        "%s: %d tokens (reused: %s), first token after %.2f s, %d generated in %.2f s, %s",
-        end.rid, t.total_prompt_n, reused, (t.queue_ms + t.restore_ms + t.prompt_ms) / 1e3, t.predicted_n,
-        t.predicted_ms / 1e3, end.reason,
-    )  # fmt: skip
 
 
 class WorkerLink:
@@ -237,7 +154,7 @@ class WorkerLink:
         ready = self.state == "ok"
         patience = grace + self._limits.last_step if ready else 0.5  # one that loads has nothing to save
         await self._supervisor.stop(lambda: self._tell(Stop(grace if ready else 0.0)), patience)
-        self.fail_all(_stopping())
+        self.fail_all(stopping())
         if self.first.done() and not self.first.cancelled():
             self.first.exception()
         self.first.cancel()
@@ -304,6 +221,9 @@ class WorkerLink:
             return await answer
         except ChannelClosedError as error:
             raise self._starting_again() from error
+        except asyncio.CancelledError:
+            self._tell(Cancel(conversion.rid))
+            raise
         finally:
             self._conversions.forget(conversion.rid)
 
@@ -313,7 +233,7 @@ class WorkerLink:
     def check_open(self) -> None:
         """Raises UnavailableError if no request can be taken, now or soon."""
         if self._draining:
-            raise _stopping()
+            raise stopping()
         if self.state == "error":
             message = f"the model {self.alias} cannot be used now: {self.reason}"
             raise UnavailableError(message, code="model_failed", retry_after=10)
@@ -424,17 +344,20 @@ class WorkerLink:
             self._set("loading", 0.0, f"its process ended ({said})")
         message = f"the process of the model {self.alias} ended ({said}); it starts again, so send the request again"
         died = WorkerDiedError(message, retry_after=max(1, int(wait + 1)))
-        self.fail_all(_stopping() if self._supervisor.stopping else died, only_sent=True)
+        self.fail_all(stopping() if self._supervisor.stopping else died, only_sent=True)
         if not self.first.done() and not self._draining:
-            self._count_failed_try(said)
+            self._count_failed_try(said, final=-end.code in _CRASHES)
         if not self._supervisor.stopping and not (self.first.done() and self.first.exception()):
             logger.error("worker of %s: %s; it starts again in %.1f s", self.alias, self.reason, wait)
 
-    def _count_failed_try(self, said: str) -> None:
-        """The first load failed. Some reasons stay what they are; a kill may have been somebody's whim."""
+    def _count_failed_try(self, said: str, *, final: bool) -> None:
+        """The first load failed. Some reasons stay what they are (`final`); a kill may have been somebody's whim."""
         self._failed_tries += 1
         if self.state == "error":
-            self.first.set_exception(ModelError(self.reason))
+            self.first.set_exception(ModelError(self.reason, code="model_load_failed"))
+        elif final:
+            message = f"the model {self._load.path} cannot be loaded: its process ended with {said}"
+            self.first.set_exception(ModelError(message, code="model_load_failed"))
         elif self._failed_tries >= self._limits.first_tries:
             hint = (
                 " (is there enough memory? a smaller model.ctx or model.pool needs less)" if "SIGKILL" in said else ""
@@ -469,7 +392,7 @@ class WorkerLink:
                 if not request.put(frame):
                     self.leave(request)
                 elif isinstance(frame, Finished):
-                    _log_request(frame)
+                    log_request(frame)
                     self._forget(request)
             case Failure(rid=None):
                 self._failure = frame
@@ -494,7 +417,7 @@ class WorkerLink:
                     self.first.set_result(None)
             case NamespaceKnown():
                 if self.info is not None:
-                    self.info = msgspec.structs.replace(self.info, namespace=frame.namespace)
+                    self.info = msgspec.structs.replace(self.info, namespace=frame.namespace, mismatch=frame.mismatch)
 
     # ------------------------------------------------------------------------------------------------- watching
 
@@ -531,5 +454,6 @@ class WorkerLink:
         return ""
 
 
-def _stopping() -> UnavailableError:
+def stopping() -> UnavailableError:
+    """No new requests are taken."""
     return UnavailableError("the daemon is stopping", code="stopping", retry_after=5)

@@ -313,3 +313,57 @@ def test_sizes_that_no_process_can_map_are_refused(load: Load, key: str) -> None
 def test_text_that_no_path_can_be_is_refused(load: Load, value: str) -> None:
     with pytest.raises(ConfigError, match=r"cache\.dir cannot be .*UTF-8 without NUL"):
         load(None, {"HOMEPREFIXD_CACHE_DIR": value})
+
+
+# ------------------------------------------------------------------------------------------------- several models
+
+LISTED = """
+[model]
+ctx = 1024
+keep_alive = 60
+[[models.list]]
+path = "one.gguf"
+[[models.list]]
+alias = "two"
+path = "/m/two.gguf"
+ctx = 2048
+keep_alive = -1
+gpu_layers = "auto"
+[models]
+dir = "folder"
+memory = "50%"
+"""
+
+
+def test_models_are_listed_with_settings_of_their_own(load: Load, tmp_path: Path) -> None:
+    config = load(LISTED).config
+    one, two = config.models.entries
+    assert (one.path, one.alias, one.ctx, one.keep_alive) == (str(tmp_path / "one.gguf"), "", 1024, 0)
+    assert (two.path, two.alias, two.ctx, two.keep_alive, two.gpu_layers) == ("/m/two.gguf", "two", 2048, -1, -2)
+    assert (config.models.dir, config.models.memory) == (str(tmp_path / "folder"), 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "parts"),
+    [
+        ("[models]\nlist = 3", 2, ["models.list is a list of tables", "[[models.list]]"]),
+        ("[models.list]\npath = 'x'", 1, ["models.list is a list of tables"]),
+        ("[[models]]\npath = 'x'", 1, ["models is a section"]),
+        ("[[models.list]]\npath = 'x'\n[[models.list]]\npaht = 'y'", 4, ["no setting paht", "did you mean path?"]),
+        ("[[models.list]]\npath = 'x'\n[[models.list]]\nctx = 64", 3, ["needs path"]),
+        ("[[models.list]]\npath = 'x'\nctx = 3", 3, ["model.ctx cannot be 3", "at least 64"]),
+        ("[[models.list]]\npath = 'none'", 2, ["a GGUF file"]),
+        ("[[models.list]]\npath = 'x'\nkeep_alive = -2", 3, ["model.keep_alive", "-1 to load it at the start"]),
+        ("[models]\nmemory = 7", 2, ["models.memory", "at least 64MiB"]),
+        ("[models]\nfolder = 'x'", 2, ["there is no setting models.folder", "[models] has dir, memory, list"]),
+        ("[model]\ngpu_layers = 'all'", 2, ["model.gpu_layers", "a whole number, or auto"]),
+        ("[model]\ngpu_layers = -3", 2, ["model.gpu_layers", "-1 for all, or auto"]),
+    ],
+)
+def test_models_are_refused_with_line_and_what_is_allowed(
+    load: Load, tmp_path: Path, text: str, line: int, parts: list[str]
+) -> None:
+    message = refused(load, text)
+    assert message.startswith(f"{tmp_path}/config.toml:{line}: "), message
+    for part in parts:
+        assert part in message

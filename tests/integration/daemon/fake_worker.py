@@ -135,6 +135,7 @@ def main() -> int:
     parser.add_argument("--load-time", type=float, default=0.0)
     parser.add_argument("--progress", type=float, default=0.25, help="of loading, told before --load-time")
     parser.add_argument("--fail", default="", help="the message with which loading fails")
+    parser.add_argument("--fail-alias", default="", help="the only model that fails")
     parser.add_argument(
         "--die", default="", help="file that counts loads; all die by SIGKILL but the one after --deaths"
     )
@@ -144,7 +145,7 @@ def main() -> int:
     load = channel.receive()
     channel.send(Loading(given.progress))
     time.sleep(given.load_time)
-    if given.fail:
+    if given.fail and given.fail_alias in ("", load.alias):
         channel.send(Failure(None, "ModelError", given.fail))
         return 3
     if given.die:

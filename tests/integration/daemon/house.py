@@ -11,7 +11,8 @@ from pathlib import Path
 from homeprefixd.config import Config
 from homeprefixd.frames import Generate, LoadModel, Sampling
 from homeprefixd.models.catalog import Catalog, ModelSpec
-from homeprefixd.models.pool import Pool, load_frame
+from homeprefixd.models.loading import load_frame
+from homeprefixd.models.pool import Pool
 from homeprefixd.models.store_link import StoreLink
 from homeprefixd.models.worker_link import Limits
 from homeprefixd.supervise import Backoff

@@ -37,7 +37,7 @@ from homeprefixd.frames import (
     Unpin,
     Verified,
 )
-from homeprefixd.models.backend import Event
+from homeprefixd.models.backend import Event, KnownModel
 
 TIMINGS = Timings(
     cache_n=64,
@@ -125,6 +125,10 @@ class ScriptedBackend:
         self.whole = False
         self.state: dict[str, Any] = {"state": "ok", "progress": 1.0, "reason": "", "model": "demo", "workers": []}
         self.loaded = [MODEL]
+        self.aliases = ["demo"]
+        self.loads: list[tuple[str, float | None]] = []
+        self.unloads: list[str] = []
+        self.unloads_at_once = True
         self.generations: list[ScriptedGeneration] = []
         self.refusal: HomeprefixdError | None = None
         self.conversions: list[Conversion] = []
@@ -140,6 +144,37 @@ class ScriptedBackend:
 
     def models(self) -> list[ModelInfo]:
         return self.loaded
+
+    def known(self) -> list[KnownModel]:
+        infos = {info.alias: info for info in self.loaded}
+        return [
+            KnownModel(
+                alias=alias,
+                path=f"/models/{alias}.gguf",
+                created=1_700_000_000,
+                size=98_000_000,
+                state="ok" if alias in infos else "loading" if self.state["state"] == "loading" else "unloaded",
+                progress=1.0 if alias in infos else 0.0,
+                reason="",
+                pinned=False,
+                memory=200_000_000,
+                requests=0,
+                expires=None,
+                info=infos.get(alias),
+            )
+            for alias in self.aliases
+        ]
+
+    async def load(self, alias: str, keep_alive: float | None = None) -> None:
+        if alias not in self.aliases:
+            raise NotFoundError(f"There is no model {alias!r}.", param="model", code="model_not_found")
+        self.loads.append((alias, keep_alive))
+
+    async def unload(self, alias: str) -> bool:
+        if alias not in self.aliases:
+            raise NotFoundError(f"There is no model {alias!r}.", param="model", code="model_not_found")
+        self.unloads.append(alias)
+        return self.unloads_at_once
 
     def created(self, alias: str) -> int:
         return 1_700_000_000

@@ -37,6 +37,7 @@ async def test_rule_11_models(client: TestClient, path: str) -> None:
                 "object": "model",
                 "created": 1_700_000_000,
                 "owned_by": "homeprefixd",
+                "status": {"value": "loaded"},
                 "meta": {
                     "n_vocab": 1000,
                     "n_ctx": 2048,
@@ -71,7 +72,8 @@ async def test_health(client: TestClient, backend: ScriptedBackend) -> None:
     reply = await client.get("/health")
     assert reply.status == 503
     assert (await reply.json())["error"]["message"] == "no such file: x.gguf"
-    backend.loaded, backend.state = [], {"state": "no model", "reason": "this daemon has no model"}
+    backend.loaded, backend.aliases = [], []
+    backend.state = {"state": "no model", "reason": "this daemon has no model"}
     assert (await client.get("/health")).status == 200
     assert (await (await client.get("/v1/models")).json())["data"] == []
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from homeprefixd.config import Config, ModelConfig
-from homeprefixd.errors import ModelError, NotFoundError, UnavailableError
+from homeprefixd.config import Config, ModelConfig, ModelsConfig
+from homeprefixd.errors import ConfigError, ModelError, NotFoundError, UnavailableError
 from homeprefixd.models import catalog
 from homeprefixd.models.catalog import Catalog
-from homeprefixd.models.pool import load_frame
+from homeprefixd.models.loading import load_frame
 
 
 def write(path: Path, data: bytes = b"GGUF....") -> Path:
@@ -86,4 +86,95 @@ def test_the_load_frame_resolves_what_was_left_open() -> None:
     spec = catalog.ModelSpec("a", Path("/m/b.gguf"), 0, 8)
     frame = load_frame(spec, Config(), cores=6, memory=123)
     assert (frame.threads, frame.memory, frame.ctx, frame.pool, frame.path) == (6, 123, 0, 0, "/m/b.gguf")
-    assert load_frame(spec, Config(model=ModelConfig(threads=3)), cores=6, memory=123).threads == 3
+    own = catalog.ModelSpec("a", Path("/m/b.gguf"), 0, 8, ModelConfig(threads=3))
+    assert load_frame(own, Config(), cores=6, memory=123).threads == 3
+
+
+def folder_of(tmp_path: Path, *names: str) -> ModelsConfig:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name)
+    return ModelsConfig(dir=str(tmp_path))
+
+
+def aliases(one: Catalog) -> list[str]:
+    return [spec.alias for spec in one.specs]
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    models = folder_of(
+        tmp_path, "b.gguf", "sub/a.gguf", "sub/b.GGUF", "x.txt", ".hidden.gguf", ".git/c.gguf", "mmproj-b.gguf"
+    )
+    found = Catalog.from_config(ModelConfig(), models)
+    assert aliases(found) == ["b", "a", "sub/b"]
+    assert found.resolve(None).alias == "b"
+    assert found.resolve("sub/b").path == tmp_path / "sub" / "b.GGUF"
+    assert found.main == ""
+    assert not found.look()
+    write(tmp_path / "new.gguf")
+    assert found.look()
+    assert "new" in aliases(found)
+
+
+def test_an_empty_folder_says_where_to_put_models(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=f"put GGUF files into {tmp_path}"):
+        Catalog.from_config(ModelConfig(), ModelsConfig(dir=str(tmp_path))).resolve(None)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"models\.dir is .*gone, which is no folder"):
+        Catalog.from_config(ModelConfig(), ModelsConfig(dir=str(tmp_path / "gone")))
+
+
+def test_the_main_model_and_tables_come_before_the_folder(tmp_path: Path) -> None:
+    main, listed = write(tmp_path / "main.gguf"), write(tmp_path / "listed.gguf")
+    models = ModelsConfig(dir=str(tmp_path), entries=(ModelConfig(path=str(listed), alias="big", ctx=512),))
+    folder_of(tmp_path, "found.gguf", "sub/big.gguf")
+    one = Catalog.from_config(ModelConfig(path=str(main), ctx=1024, keep_alive=7), models)
+    assert aliases(one) == ["main", "big", "found", "sub/big"]
+    assert one.main == "main"
+    assert [(spec.settings.ctx, spec.settings.keep_alive) for spec in one.specs] == [
+        (1024, 7),
+        (512, 0),
+        (1024, 0),
+        (1024, 0),
+    ]
+    again = ModelsConfig(entries=(ModelConfig(path=str(listed), alias="main"),))
+    with pytest.raises(ConfigError, match="two models have the alias 'main'"):
+        Catalog.from_config(ModelConfig(path=str(main)), again)
+
+
+def test_only_the_main_model_must_be_whole(tmp_path: Path) -> None:
+    (tmp_path / "folder.gguf").mkdir()
+    entries = tuple(
+        ModelConfig(path=str(path))
+        for path in (tmp_path / "gone.gguf", tmp_path / "folder.gguf", write(tmp_path / "text.gguf", b"hello"))
+    )
+    write(tmp_path / "empty.gguf", b"")
+    one = Catalog.from_config(ModelConfig(), ModelsConfig(dir=str(tmp_path), entries=entries))
+    problems = {spec.alias: spec.problem for spec in one.specs}
+    for alias, said in {
+        "gone": "does not exist",
+        "folder": "is a directory",
+        "text": "is not a GGUF file",
+        "empty": "is empty",
+    }.items():
+        assert said in problems[alias]
+
+
+def test_a_split_model_is_one(tmp_path: Path) -> None:
+    names = [f"big-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    models = folder_of(tmp_path, *names)
+    [spec] = Catalog.from_config(ModelConfig(), models).specs
+    assert (spec.alias, spec.path, spec.size, spec.problem) == ("big", tmp_path / names[0], 24, "")
+    [spec] = Catalog.from_config(ModelConfig(path=str(tmp_path / names[1]))).specs
+    assert (spec.alias, spec.path) == ("big", tmp_path / names[0])
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(ModelError, match=r"part 2 of 3 of the model, .*big-00002-of-00003\.gguf, does not exist"):
+        Catalog.from_config(ModelConfig(path=str(tmp_path / names[0])))
+    (tmp_path / names[0]).unlink()
+    [spec] = Catalog.from_config(ModelConfig(), models).specs
+    assert (spec.alias, spec.size) == ("big", 0)
+    assert "part 1 of 3" in spec.problem
+    with pytest.raises(ModelError, match="part 4 of 3"):
+        Catalog.from_config(ModelConfig(path=str(tmp_path / "x-00004-of-00003.gguf")))

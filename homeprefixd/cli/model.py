@@ -1,0 +1,221 @@
+"""`model ls|load|unload|show|pull`: which models there are, and which are loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..config_sources import cache_directory
+from ..errors import ConfigError, NotFoundError, UnavailableError
+from .output import Column, Output, counted, printable, seconds_text, size_text
+from .reach import call, running_daemon
+from .settings import json_flag, load_settings, setting_flags
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+LOAD_TIMEOUT = 3600.0
+"""Seconds that loading a model may take: hundreds of GB from a slow disk."""
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def model(context: click.Context) -> None:
+    """List, load, unload, show and fetch models."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def daemon_flags(function: Decorated) -> Decorated:
+    """Decorator: which daemon is meant, and how the result is printed."""
+    function = json_flag(setting_flags("--cache-dir")(function))
+    return click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")(
+        function
+    )
+
+
+def _daemon(url: str | None, given: Mapping[str, str | None]) -> str:
+    """The URL of the daemon that is meant. Raises UnavailableError if none runs."""
+    if url is not None:
+        return url
+    directory = cache_directory(load_settings(given).config.cache.dir, os.environ)
+    found = running_daemon(directory)
+    if found is None:
+        raise UnavailableError(f"no daemon runs on {directory}: start one, or name one with --url")
+    return found
+
+
+def _details(url: str) -> list[dict[str, Any]]:
+    return list(call(url, "/models/details")["models"])
+
+
+@model.command()
+@daemon_flags
+def ls(url: str | None, as_json: bool, **given: str | None) -> None:
+    """List the models that a daemon serves, or would serve with these settings if none runs."""
+    output = Output(as_json)
+    if url is None:
+        loaded = load_settings(given)
+        url = running_daemon(cache_directory(loaded.config.cache.dir, os.environ))
+    models = _details(url) if url is not None else _configured(given)
+    if as_json:
+        output.document({"models": models})
+        return
+    if not models:
+        output.line("no models; `homeprefixd model pull` fetches one into models.dir")
+        return
+    columns = [
+        Column("model", flexible=True),
+        Column("state"),
+        Column("file", right=True),
+        Column("memory", right=True),
+        Column("requests", right=True, optional=1),
+        Column("unloaded in", right=True, optional=2),
+    ]
+    rows = []
+    for one in models:
+        state = one["status"]["value"]
+        if state == "loading":
+            state += f" {one['progress']:.0%}"
+        expires = "never" if one["pinned"] else "" if one["expires"] is None else seconds_text(one["expires"])
+        memory = size_text(one["memory"]) if one["memory"] else ""
+        rows.append([one["id"], state, size_text(one["bytes"]), memory, str(one["requests"]), expires])
+    output.table(columns, rows)
+    for one in models:
+        if one["reason"]:
+            output.line(printable(f"{one['id']}: {one['reason']}"))
+
+
+def _configured(given: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    """What a daemon with these settings would have, none of it loaded."""
+    from ..models.catalog import Catalog
+
+    config = load_settings(given).config
+    return [
+        {
+            "id": spec.alias,
+            "status": {"value": "failed" if spec.problem else "unloaded"},
+            "path": str(spec.path),
+            "bytes": spec.size,
+            "progress": 0.0,
+            "reason": spec.problem,
+            "pinned": spec.pinned,
+            "memory": 0,
+            "requests": 0,
+            "expires": None,
+        }
+        for spec in Catalog.from_config(config.model, config.models).specs
+    ]
+
+
+@model.command()
+@click.argument("name")
+@click.option("--keep-alive", type=float, metavar="SECONDS", help="Unload it when unused so long; -1: never.")
+@daemon_flags
+def load(name: str, keep_alive: float | None, url: str | None, as_json: bool, **given: str | None) -> None:
+    """Load a model now, rather than with its first request."""
+    body = {"model": name, **({} if keep_alive is None else {"keep_alive": keep_alive})}
+    done = call(_daemon(url, given), "/models/load", body, timeout=LOAD_TIMEOUT)
+    output = Output(as_json)
+    if as_json:
+        output.document(done)
+    else:
+        memory = done.get("model", {}).get("memory", 0)
+        output.line(f"{name} is loaded" + (f", with {size_text(memory)} of memory" if memory else ""))
+
+
+@model.command()
+@click.argument("name")
+@daemon_flags
+def unload(name: str, url: str | None, as_json: bool, **given: str | None) -> None:
+    """Unload a model. One that is in use goes when its last request ends; its cached prefixes stay."""
+    done = call(_daemon(url, given), "/models/unload", {"model": name})
+    output = Output(as_json)
+    if as_json:
+        output.document(done)
+    elif done["unloaded"]:
+        output.line(f"{name} is unloaded")
+    else:
+        output.line(f"{name} is in use; it is unloaded when its last request ends")
+
+
+@model.command()
+@click.argument("name")
+@daemon_flags
+def show(name: str, url: str | None, as_json: bool, **given: str | None) -> None:
+    """Show what is known of a model, and what its cached prefixes depend on (its namespace).
+
+    Where prefixes are stored for the same file that cannot be used, the fields in which they differ are named.
+    """
+    models = _details(_daemon(url, given))
+    one = next((found for found in models if found["id"] == name), None)
+    if one is None:
+        known = ", ".join(found["id"] for found in models) or "none"
+        raise NotFoundError(f"there is no model {name}; there is: {known}")
+    output = Output(as_json)
+    if as_json:
+        output.document(one)
+        return
+    rows = [("model", one["id"]), ("file", one["path"]), ("size", size_text(one["bytes"]))]
+    rows += [("state", one["status"]["value"] + (f": {one['reason']}" if one["reason"] else ""))]
+    rows += [(key, str(value)) for key, value in one.get("meta", {}).items() if key != "size"]
+    if one.get("cache_mode"):
+        rows.append(("reuse", one["cache_mode"] + (f": {one['cache_reason']}" if one["cache_reason"] else "")))
+    rows += [(f"namespace {key}", text) for key, text in flat(one["namespace"])]
+    output.table([Column("what"), Column("value", flexible=True)], rows)
+    if not one["namespace"]:
+        output.line("its namespace is known when it is loaded and its file has been read once")
+    for line in one["mismatch"]:
+        output.line(printable(f"not usable: {line}"))
+
+
+def flat(namespace: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    """A description's fields as (dotted name, text)."""
+    rows: list[tuple[str, str]] = []
+    for key, value in namespace.items():
+        if isinstance(value, Mapping):
+            rows += flat(value, f"{above}{key}.")
+        elif isinstance(value, list):
+            rows.append((f"{above}{key}", ", ".join(map(str, value)) or "none"))
+        else:
+            rows.append((f"{above}{key}", str(value)))
+    return rows
+
+
+@model.command()
+@click.argument("repository")
+@click.argument("file", required=False)
+@click.option("--to", metavar="DIR", help="Where it is put.  [default: models.dir]")
+@click.option("--revision", metavar="NAME", help="A branch, tag or commit.  [default: main]")
+@json_flag
+@setting_flags()
+def pull(
+    repository: str, file: str | None, to: str | None, revision: str | None, as_json: bool, **given: str | None
+) -> None:
+    """Fetch a GGUF from Hugging Face: REPOSITORY is owner/name, FILE a file in it.
+
+    All parts of a split model are fetched. What was cut off goes on where it was. HF_ENDPOINT names another server,
+    HF_TOKEN is for models that need one. A running daemon finds what lies in its models.dir within seconds.
+    """
+    from ..config import ModelConfig
+    from ..models.catalog import Catalog
+    from ..models.pull import Hub
+
+    folder = to or load_settings(given).config.models.dir
+    if not folder:
+        raise ConfigError("where to? Set models.dir in the configuration, or name a folder with --to")
+    if as_json:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    hub = Hub()
+    output = Output(as_json)
+    parts = hub.choose(repository, file, revision)
+    paths = [hub.fetch(repository, part, Path(folder).expanduser().absolute(), revision) for part in parts]
+    found = Catalog.from_config(ModelConfig(path=str(paths[0])))
+    alias, size = found.specs[0].alias, found.specs[0].size
+    if as_json:
+        output.document({"model": alias, "paths": [str(path) for path in paths], "bytes": size})
+    else:
+        output.line(f"{alias}: {size_text(size)} in {counted(len(paths), 'file')}, {paths[0]}")

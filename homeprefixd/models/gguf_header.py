@@ -1,0 +1,174 @@
+"""The head of a GGUF file: a few of its metadata, to judge a model's size before it is loaded.
+
+Reads no tensor, and trusts nothing: a wrong count or length is a ModelError, never more work than the file is long.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import ModelError
+
+MAGIC = b"GGUF"
+
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""GGUF's number of a scalar type -> how it is unpacked."""
+
+_MAX_KEYS = 10_000
+_MAX_KEY = 1 << 16  # bytes of a name
+_KEPT_TEXT = 1024  # bytes of a text that is kept; others are skipped
+_KEPT_NUMBERS = 1024  # of an array that is kept, one for each layer
+
+Value = int | float | bool | str | list[int]
+
+
+def read_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, Value]:
+    """Those metadata whose name is `wanted`, numbers, short texts and short arrays of whole numbers only.
+
+    Raises ModelError that names the file if it is no GGUF, is cut off or makes no sense.
+    """
+    try:
+        with path.open("rb") as file:
+            return _Reader(file, os.fstat(file.fileno()).st_size).metadata(wanted)
+    except (_DamagedError, struct.error, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is damaged ({error}): download it again.", code="model_load_failed") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.", code="model_load_failed") from error
+
+
+class _DamagedError(Exception):
+    """What is read makes no sense."""
+
+
+class _Reader:
+    """Walks over the pairs of names and values at a file's beginning."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
+
+    def metadata(self, wanted: Callable[[str], bool]) -> dict[str, Value]:
+        if self._take(4) != MAGIC:
+            raise _DamagedError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise _DamagedError(f"its version is {version}, not {' or '.join(map(str, _VERSIONS))}")
+        self._number("Q")  # how many tensors
+        count = self._number("Q")
+        if count > _MAX_KEYS:
+            raise _DamagedError(f"it announces {count} metadata")
+        found: dict[str, Value] = {}
+        for _ in range(int(count)):
+            name = self._take(self._length(_MAX_KEY)).decode()
+            value = self._value(int(self._number("I")), keep=wanted(name))
+            if value is not None:
+                found[name] = value
+        return found
+
+    def _value(self, kind: int, *, keep: bool) -> Value | None:
+        """The next value; None where it is not kept."""
+        if kind == _ARRAY:
+            return self._array(keep)
+        if kind == _STRING:
+            length = self._length()
+            if keep and length <= _KEPT_TEXT:
+                return self._take(length).decode("utf-8", "replace")
+            self._skip(length)
+            return None
+        number = self._number(self._format(kind))
+        return number if keep else None
+
+    def _array(self, keep: bool) -> list[int] | None:
+        kind = int(self._number("I"))
+        count = self._length()
+        if kind == _STRING:
+            for _ in range(count):
+                self._skip(self._length())
+            return None
+        if kind == _ARRAY:
+            raise _DamagedError("an array of arrays")
+        form = self._format(kind)
+        if keep and count <= _KEPT_NUMBERS:
+            return [int(self._number(form)) for _ in range(count)]
+        self._skip(count * struct.calcsize(f"<{form}"))
+        return None
+
+    @staticmethod
+    def _format(kind: int) -> str:
+        if kind not in _FORMATS:
+            raise _DamagedError(f"a value of the unknown type {kind}")
+        return _FORMATS[kind]
+
+    def _length(self, most: int | None = None) -> int:
+        """Of what follows, in items of at least a byte: it cannot be more than is left."""
+        length = int(self._number("Q"))
+        left = self._size - self._file.tell()
+        if length > (left if most is None else min(left, most)):
+            raise _DamagedError(f"a length of {length} where {left} bytes are left")
+        return length
+
+    def _number(self, form: str) -> int | float | bool:
+        value: int | float | bool = struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}")))[0]
+        return value
+
+    def _take(self, count: int) -> bytes:
+        data = self._file.read(count)
+        if len(data) < count:
+            raise _DamagedError("it ends in the middle of its metadata")
+        return data
+
+    def _skip(self, count: int) -> None:
+        if self._file.tell() + count > self._size:
+            raise _DamagedError("it ends in the middle of its metadata")
+        self._file.seek(count, os.SEEK_CUR)
+
+
+_DETAILS = (
+    "general.architecture",
+    "split.count",
+    "block_count",
+    "embedding_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "context_length",
+    "pooling_type",
+)
+
+_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
+
+
+def read_details(path: Path) -> dict[str, Value]:
+    """What decides the size of a model's KV state, by name without the architecture. Raises ModelError."""
+    found = read_metadata(path, lambda name: name in _DETAILS or name.partition(".")[2] in _DETAILS)
+    arch = f"{found.get('general.architecture', '')}."
+    return {name.removeprefix(arch): value for name, value in found.items()}
+
+
+def kv_bytes_per_token(details: Mapping[str, Value], kv_type: str) -> float:
+    """Bytes of K and V of one token; an upper bound where layers have a window. 0 if the metadata do not say."""
+    layers = max(_numbers(details, "block_count"), default=0)
+    heads = _numbers(details, "attention.head_count")
+    kv_heads = _numbers(details, "attention.head_count_kv") or heads
+    if not heads or not kv_heads or max(heads) <= 0:
+        return 0.0
+    default = max(_numbers(details, "embedding_length"), default=0) // max(heads)
+    key = max(_numbers(details, "attention.key_length"), default=default)
+    value = max(_numbers(details, "attention.value_length"), default=default)
+    if len(kv_heads) == 1:
+        kv_heads = kv_heads * min(layers, _KEPT_NUMBERS)
+    return float(sum(kv_heads) * (key + value) * _BITS.get(kv_type, 32.0) / 8)
+
+
+def _numbers(details: Mapping[str, Value], name: str) -> list[int]:
+    value = details.get(name)
+    if isinstance(value, list):
+        return value
+    return [int(value)] if isinstance(value, int) else []

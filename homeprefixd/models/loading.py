@@ -1,0 +1,126 @@
+"""How a model is loaded: its worker's command and environment, what the worker is told, and what memory that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..config import GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, Config, ModelConfig, StableConfig
+from ..frames import LoadModel, StableRules
+from ..supervise import module_command
+from .catalog import ModelSpec
+from .gguf_header import kv_bytes_per_token, read_details
+
+WORKER_BYTES = 100 << 20
+"""Of a worker beside weights and KV state: the interpreter, its libraries and compute buffers."""
+
+_LONGEST_CTX = 32768
+"""Tokens that a request may use at most where `model.ctx` is left to the worker (`engine.capacity`)."""
+
+
+def worker_command(log_level: str) -> Callable[[int], list[str]]:
+    """The command line of a worker, given the number of its end of the daemon's connection."""
+    return lambda fd: module_command("homeprefixd.engine.worker", "--fd", str(fd), "--log-level", log_level)
+
+
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ`, with settings of the C libraries that suit a machine that has other things to do, too.
+
+    GOMP_SPINCOUNT: how often OpenMP's threads look before they sleep. By default they spin long at each barrier: as
+    soon as another program wants a core, everything waits for a thread that is not running (a cold prompt of 915
+    tokens took 19 to 30 s beside two busy programs, 5.5 s without spinning). Not to spin at all cost two thirds of the
+    decode speed on an idle machine; with this count it was that of the default.
+
+    GLIBC_TUNABLES: huge pages for large allocations, where the kernel gives them to those who ask.
+    Without flash attention V lies transposed: a block is scattered over one row per dimension, and with 4 KiB pages
+    each row misses the TLB. Restoring is a third faster so (measured: 2.1 -> 2.8 GB/s). glibc >= 2.35; else ignored.
+    """
+    tunables = [text for text in (environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1") if text]
+    return {"GOMP_SPINCOUNT": "10000", **environ, "GLIBC_TUNABLES": ":".join(tunables)}
+
+
+def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int, probes: str = "") -> LoadModel:
+    """What the worker is told to load. `memory`: bytes that the pool of cells may take. `probes`: see LoadModel."""
+    model, cache = spec.settings, config.cache
+    return LoadModel(
+        path=str(spec.path),
+        alias=spec.alias,
+        ctx=model.ctx,
+        pool=model.pool,
+        memory=memory,
+        parallel=model.parallel,
+        threads=model.threads or cores,
+        batch=model.batch,
+        kv_type=model.kv_type,
+        flash_attention=flash_attention(model),
+        gpu_layers=model.gpu_layers,
+        chat_template=model.chat_template,
+        template_timeout=model.template_timeout,
+        reuse=cache.reuse,
+        salt=cache.salt,
+        max_queue=model.max_queue,
+        max_stall=model.max_stall,
+        probes=probes,
+        explain=config.records.explain == "on",
+        stable=stable_rules(config.stable),
+        device=model.device,
+        flash_if_gpu=model.flash_attention == "auto",
+    )
+
+
+def stable_rules(config: StableConfig) -> StableRules:
+    """What the worker is told of `[stable]`."""
+    return StableRules(
+        drop_billing_line=config.drop_billing_line == "on",
+        freeze_clock=config.freeze_clock == "on",
+        move_volatile_line=config.move_volatile_line == "on",
+        sort_tools=config.sort_tools == "on",
+        sort_keys=config.sort_keys == "on",
+        custom=config.custom,
+        apps=tuple(name.strip() for name in config.apps.split(",") if name.strip()),
+    )
+
+
+def flash_attention(model: ModelConfig) -> bool:
+    """What `auto` means. Depends on settings alone, so that a restart finds what was stored.
+
+    llama.cpp's CPU kernel for it is slow for fewer than 64 tokens, which is what follows a restored prefix: with
+    SmolLM2-135M behind 2,176 tokens, 11 tokens take 307 ms with it and 111 ms without, one token 56 and 42 ms,
+    while the prefill takes 7.9 s with it and 10.3 s without (2 cores; `homeprefixd bench attention` measures it).
+    """
+    if model.flash_attention != "auto":
+        return model.flash_attention == "on"
+    return model.gpu_layers not in (0, GPU_LAYERS_AUTO) or model.kv_type not in KV_TYPES_WITHOUT_FLASH
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Memory that weights and KV pools of all loaded models may take together, in bytes."""
+
+    total: int
+    available: int  # what was free before anything was loaded, the hot tier included
+    strict: bool  # it was set by a person, so that even the only model must fit
+
+    def pool(self, spec: ModelSpec) -> int:
+        """What a model's pool of cells may take where its size is left to us: a quarter of what its weights leave.
+
+        At least a sixteenth of all, since a machine may be used that cannot hold its model.
+        """
+        wanted = max(self.available - spec.size, self.available // 4) // 4
+        return min(wanted, max(self.total - spec.size, self.total // 16))
+
+
+def guess_memory(spec: ModelSpec, pool: int) -> int:
+    """Bytes that a model will take, from its file's head; `pool`: bytes that its cells may take. Waits for the disk.
+
+    Raises ModelError if the file is damaged.
+    """
+    details = read_details(spec.path)
+    settings = spec.settings
+    per_token = kv_bytes_per_token(details, settings.kv_type)
+    trained = details.get("context_length")
+    ctx = settings.ctx or min(trained if isinstance(trained, int) and trained > 0 else _LONGEST_CTX, _LONGEST_CTX)
+    cells = settings.pool or settings.parallel * ctx
+    wanted = int(cells * per_token)
+    least = int((settings.pool or settings.ctx) * per_token)  # what was set is not made smaller
+    return spec.size + max(least, min(wanted, pool)) + WORKER_BYTES

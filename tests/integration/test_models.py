@@ -1,0 +1,263 @@
+"""Several models with real workers: swapped with prefixes hot, killed, unloaded in use; files that are no models."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.serving import Served, serve
+from tests.tiny_model import make
+
+POLICY = "The kitchen light is on and the door of the garage is closed. " * 30
+"""Several hundred tokens."""
+
+MEMORY = 360 << 20
+"""Bytes for one of two models: the demo model takes about 220 MiB, a tiny one 120 MiB, the hot tier 64 MiB."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Path:
+    """A GGUF of the architecture llama with random weights."""
+    return make("llama", demo_model, tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+def settings(folder: Path, demo_model: Path, memory: int = 0) -> str:
+    return f"""
+[model]
+path = "none"
+ctx = 1024
+parallel = 2
+[models]
+dir = "{folder}"
+memory = {memory or '"auto"'}
+[[models.list]]
+path = "{demo_model}"
+alias = "demo"
+[cache]
+hot = "64MiB"
+warm = "256MiB"
+"""
+
+
+@pytest.fixture
+def two(tmp_path: Path, demo_model: Path, tiny: Path) -> tuple[Path, str]:
+    """A folder with the tiny model, and settings for it and the demo model with memory for one at a time."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    os.link(tiny, folder / "tiny.gguf")
+    return folder, settings(folder, demo_model, MEMORY)
+
+
+def known_state(served: Served, model: str) -> str:
+    return str(served.details(model)["status"]["value"])
+
+
+def wait_for(served: Served, model: str, state: str) -> None:
+    deadline = time.monotonic() + 30
+    while known_state(served, model) != state:
+        assert time.monotonic() < deadline, served.log.read_text()
+        time.sleep(0.05)
+
+
+def test_swapped_models_find_their_prefixes_hot(tmp_path: Path, two: tuple[Path, str]) -> None:
+    with serve(tmp_path, two[1]) as served:
+        listed = served.ask("/v1/models")[1]["data"]
+        assert [(one["id"], one["status"]["value"]) for one in listed] == [("demo", "unloaded"), ("tiny", "unloaded")]
+        first = served.chat("demo", f"{POLICY} Is the light on?")
+        assert first["timings"]["cache_n"] == 0
+        deadline = time.monotonic() + 30  # its file is being hashed behind the first request
+        while not served.details("demo")["namespace"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        served.chat("demo", f"{POLICY} Is the light on?")
+        old = served.worker("demo")
+        served.chat("tiny", "Hello")
+        assert (known_state(served, "demo"), known_state(served, "tiny")) == ("unloaded", "loaded")
+        with pytest.raises(ProcessLookupError):
+            os.kill(old, 0)
+        again = served.chat("demo", f"{POLICY} Is the door open?")
+        timings = again["timings"]
+        assert timings["cache_tiers"].get("hot", 0) > 300, timings
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 300
+        assert timings["prompt_n"] < 64
+        assert known_state(served, "tiny") == "unloaded"
+        shown = served.details("demo")
+        assert shown["namespace"]["arch"] == "llama"
+        assert shown["mismatch"] == []
+
+
+def test_a_model_that_never_fits_is_refused_with_sizes(tmp_path: Path, two: tuple[Path, str]) -> None:
+    with serve(tmp_path, two[1].replace("ctx = 1024", "ctx = 8192")) as served:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+        status, reply = served.ask("/v1/chat/completions", body)
+        assert (status, reply["error"]["code"]) == (503, "does_not_fit")
+        assert "MiB" in reply["error"]["message"]
+        assert "models.memory" in reply["error"]["message"]
+        served.chat("tiny", "Hello")
+
+
+def test_a_change_of_settings_is_named(tmp_path: Path, two: tuple[Path, str]) -> None:
+    for kv_type in ("f16", "q8_0"):
+        with serve(tmp_path, f"{two[1]}\n".replace("ctx = 1024", f'ctx = 1024\nkv_type = "{kv_type}"')) as served:
+            for question in ("Is it on?", "Is it off?"):
+                served.chat("tiny", f"{POLICY} {question}")
+            deadline = time.monotonic() + 30
+            while not served.details("tiny")["namespace"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            served.chat("tiny", f"{POLICY} Really?")
+            mismatch = served.details("tiny")["mismatch"]
+            assert bool(mismatch) == (kv_type == "q8_0")
+    assert any("type_k" in line and "f16" in line for line in mismatch)
+    assert "type_k" in served.log.read_text()
+
+
+def test_one_is_killed_and_one_unloaded_while_they_serve(tmp_path: Path, demo_model: Path, two: Any) -> None:
+    with serve(tmp_path, settings(two[0], demo_model)) as served:
+        replies: list[Any] = []
+        loads = [threading.Thread(target=lambda: replies.append(served.chat("tiny", "Hello"))) for _ in range(2)]
+        for thread in loads:
+            thread.start()
+        for thread in loads:
+            thread.join()
+        assert len(replies) == 2
+        assert served.log.read_text().count("unloading") == 0
+        served.chat("demo", "Hello")
+        long = threading.Thread(
+            target=lambda: replies.append(served.chat("demo", "Count", max_tokens=60, ignore_eos=True))
+        )
+        long.start()
+        deadline = time.monotonic() + 30
+        while not served.details("demo")["requests"]:
+            assert time.monotonic() < deadline
+        os.kill(served.worker("tiny"), signal.SIGKILL)
+        wait_for(served, "tiny", "loading")  # until the daemon has seen it
+        status, reply = served.ask("/models/unload", {"model": "demo"})
+        assert (status, reply["unloaded"]) == (200, False)
+        served.chat("tiny", "Hello again")  # by a new worker
+        long.join()
+        assert replies[-1]["usage"]["completion_tokens"] == 60
+        wait_for(served, "demo", "unloaded")
+
+
+def test_embeddings_of_a_chat_model_beside_its_chats(tmp_path: Path, demo_model: Path, two: Any) -> None:
+    with serve(tmp_path, settings(two[0], demo_model)) as served:
+        texts = ["a cat sat on the mat", "a kitten is on a rug", "interest rates of the central bank"]
+        status, body = served.ask("/v1/embeddings", {"model": "demo", "input": texts})
+        assert status == 200, body
+        vectors = [one["embedding"] for one in body["data"]]
+        assert {len(vector) for vector in vectors} == {576}
+
+        def close(a: list[float], b: list[float]) -> float:
+            return sum(x * y for x, y in zip(a, b, strict=True))
+
+        assert close(vectors[0], vectors[0]) == pytest.approx(1, abs=1e-4)
+        assert close(vectors[0], vectors[1]) > close(vectors[0], vectors[2])
+        tokens = served.ask("/tokenize", {"model": "demo", "content": texts[0], "add_special": True})[1]["tokens"]
+        body = served.ask("/v1/embeddings", {"model": "demo", "input": tokens, "dimensions": 64})[1]
+        cut = body["data"][0]["embedding"]
+        assert close(cut, cut) == pytest.approx(1, abs=1e-4)
+        assert body["usage"]["prompt_tokens"] == len(tokens)
+        length = sum(x * x for x in vectors[0][:64]) ** 0.5
+        assert cut == pytest.approx([x / length for x in vectors[0][:64]], abs=1e-3)
+        status, refused = served.ask("/v1/embeddings", {"model": "demo", "input": "x", "dimensions": 577})
+        assert (status, refused["error"]["param"]) == (400, "dimensions")
+        status, refused = served.ask("/v1/embeddings", {"model": "demo", "input": "word " * 9000})
+        assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
+        served.chat("demo", "Hello")
+
+
+def test_a_model_that_makes_embeddings_only(tmp_path: Path, demo_model: Path, two: Any) -> None:
+    make("llama-embed", demo_model, two[0] / "embedder.gguf")
+    with serve(tmp_path, settings(two[0], demo_model)) as served:
+        texts = ["a cat sat on the mat", "rates", "a cat sat on the mat"]
+        status, body = served.ask("/v1/embeddings", {"model": "embedder", "input": texts})
+        assert status == 200, body
+        first, other, again = (one["embedding"] for one in body["data"])
+        assert first == again != other
+        assert sum(x * x for x in first) == pytest.approx(1, abs=1e-4)
+        assert served.ask("/v1/models")[1]["data"][1]["meta"]["n_embd"] == len(first)
+        for path, asked in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
+            ("/tokenize", {"content": "Hi"}),
+        ):
+            status, refused = served.ask(path, {"model": "embedder", **asked})
+            assert (status, "makes embeddings only" in refused["error"]["message"]) == (400, True), refused
+
+
+# ------------------------------------------------------------------------------------------------- hostile files
+
+
+def mutated(whole: bytes, head: int, chance: random.Random) -> bytes:
+    """With some bytes of its first `head` changed, or numbers of 4 or 8 bytes made large."""
+    data = bytearray(whole)
+    for _ in range(chance.randint(1, 8)):
+        at = chance.randrange(4, head)
+        width = chance.choice((1, 1, 4, 8))
+        value = chance.choice((0, 1, 2**31, 2**63 - 1, 2**64 - 1, chance.randrange(256), chance.randrange(2**32)))
+        data[at : at + width] = (value & (2 ** (8 * width) - 1)).to_bytes(width, "little")
+    return bytes(data)
+
+
+def hostile(tmp_path: Path, demo_model: Path, tiny: Path, cuts: int, mutations: int) -> None:
+    """Each file is loaded by a daemon that serves the demo model all the time."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "directory.gguf").mkdir()
+    (folder / "empty.gguf").write_bytes(b"")
+    (folder / "text.gguf").write_text("no model\n" * 100)
+    whole = tiny.read_bytes()
+    target = folder / "hostile.gguf"
+    shutil.copyfile(tiny, target)
+    chance = random.Random(7)
+    files = [(f"cut at {at}", whole[:at]) for at in (len(whole) * n // cuts + n for n in range(cuts))]
+    # Half of them before the vocabulary, where the numbers are that decide sizes.
+    heads = (4000, len(whole) // 2)
+    files += [(f"mutation {n}", mutated(whole, heads[n % 2], chance)) for n in range(mutations)]
+    refused = 0
+    listed = f'[[models.list]]\npath = "{folder}/directory.gguf"\n'
+    with serve(tmp_path, settings(folder, demo_model) + listed) as served:
+        served.chat("demo", "Hello")
+        worker = served.worker("demo")
+        for name in ("empty", "text", "directory"):
+            status, reply = served.ask("/models/load", {"model": name})
+            assert status == 503
+            assert f"{name}.gguf is" in reply["error"]["message"]
+        for what, data in files:
+            target.write_bytes(data)
+            status, reply = served.ask("/models/load", {"model": "hostile"})
+            if status == 200:  # what was changed does not matter, or only to its answers
+                assert not what.startswith("cut"), what
+                body = {"model": "hostile", "prompt": "Hello", "max_tokens": 2}
+                status, reply = served.ask("/v1/completions", body)
+                served.ask("/models/unload", {"model": "hostile"})
+            if status != 200:
+                refused += 1
+                assert status in (400, 503), (what, reply)
+                message = reply["error"]["message"]
+                assert "hostile" in message, (what, reply)
+                assert len(message) < 2000
+            assert served.worker("demo") == worker, what
+        served.chat("demo", "Hello again")
+        assert served.process.poll() is None
+    assert refused >= cuts + mutations // 4
+    print(f"{refused} of {len(files)} refused")
+
+
+def test_hostile_files(tmp_path: Path, demo_model: Path, tiny: Path) -> None:
+    hostile(tmp_path, demo_model, tiny, cuts=4, mutations=6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_hostile_files_in_full(tmp_path: Path, demo_model: Path, tiny: Path) -> None:
+    hostile(tmp_path, demo_model, tiny, cuts=50, mutations=500)

@@ -1,0 +1,85 @@
+"""Several models over HTTP: listed whether loaded or not, loaded and unloaded by hand; streams wait with comments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp.test_utils import TestClient
+from scripted_backend import ScriptedBackend
+
+from homeprefixd.config import ServerConfig
+from homeprefixd.errors import ModelError
+
+
+async def test_models_that_are_not_loaded_are_listed(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.aliases = ["demo", "folder/other"]
+    data = (await (await client.get("/v1/models")).json())["data"]
+    assert [(model["id"], model["status"]["value"], "meta" in model) for model in data] == [
+        ("demo", "loaded", True),
+        ("folder/other", "unloaded", False),
+    ]
+    backend.loaded = []  # all of them unloaded, and the daemon is well
+    assert (await client.get("/v1/models")).status == 200
+    one = await (await client.get("/v1/models/demo")).json()
+    assert (one["id"], one["status"]) == ("demo", {"value": "unloaded"})
+
+
+async def test_loading_and_unloading(client: TestClient, backend: ScriptedBackend) -> None:
+    reply = await (await client.post("/models/load", json={"model": "demo", "keep_alive": -1})).json()
+    assert reply["success"]
+    assert (reply["model"]["path"], reply["model"]["memory"]) == ("/models/demo.gguf", 200_000_000)
+    assert backend.loads == [("demo", -1.0)]
+    assert await (await client.post("/models/unload", json={"model": "demo"})).json() == {
+        "success": True,
+        "unloaded": True,
+    }
+    backend.unloads_at_once = False
+    assert not (await (await client.post("/models/unload", json={"model": "demo"})).json())["unloaded"]
+    assert (await client.post("/models/load", json={"model": "x"})).status == 404
+    assert (await client.post("/models/load", json={})).status == 400
+    assert (await client.post("/models/load", json={"model": "demo", "keep_alive": 1e300})).status == 400
+    [model] = (await (await client.get("/models/details")).json())["models"]
+    assert {"id", "path", "bytes", "memory", "expires", "namespace", "mismatch", "reason"} <= set(model)
+
+
+@pytest.mark.parametrize("path", ["/models/load", "/models/unload", "/models/details"])
+async def test_they_are_administration(client: TestClient, path: str) -> None:
+    assert (await client.post(path, json={"model": "demo"}, headers={"Host": "evil.example"})).status == 403
+
+
+class TestAStreamThatWaitsForItsModel:
+    @pytest.fixture
+    def config(self) -> ServerConfig:
+        return ServerConfig(keep_alive=0.05)
+
+    BODY = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}  # noqa: RUF012
+
+    async def test_gets_comments_and_then_its_reply(self, client: TestClient, backend: ScriptedBackend) -> None:
+        loaded = asyncio.Event()
+        backend.script.insert(0, loaded.wait)  # type: ignore[arg-type]
+        async with client.post("/v1/chat/completions", json=self.BODY) as reply:
+            assert reply.status == 200
+            assert (await reply.content.readuntil(b"\n\n")).startswith(b": waiting")
+            assert (await reply.content.readuntil(b"\n\n")).startswith(b": waiting")
+            loaded.set()
+            text = (await reply.read()).decode()
+        events = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[0])["choices"][0]["delta"]["role"] == "assistant"
+        assert text.count('"role"') == 1
+
+    async def test_gets_an_error_event_once_it_has_begun(self, client: TestClient, backend: ScriptedBackend) -> None:
+        loaded = asyncio.Event()
+        backend.script = [loaded.wait, ModelError("/m.gguf is damaged")]  # type: ignore[list-item]
+        async with client.post("/v1/chat/completions", json=self.BODY) as reply:
+            assert reply.status == 200
+            await reply.content.readuntil(b"\n\n")
+            loaded.set()
+            assert b'"/m.gguf is damaged"' in await reply.read()
+
+    async def test_gets_a_status_if_it_fails_at_once(self, client: TestClient, backend: ScriptedBackend) -> None:
+        backend.script = [ModelError("/m.gguf is damaged")]
+        reply = await client.post("/v1/chat/completions", json=self.BODY)
+        assert reply.status == 503

@@ -1,0 +1,101 @@
+"""The head of a GGUF, read without trust."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from homeprefixd.config import ModelConfig
+from homeprefixd.errors import ModelError
+from homeprefixd.models.catalog import ModelSpec
+from homeprefixd.models.gguf_header import kv_bytes_per_token, read_details
+from homeprefixd.models.loading import WORKER_BYTES, Budget, guess_memory
+
+LAYERS, HEADS, WIDTH = 4, 8, 512
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def pair(name: str, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def header(*more: bytes) -> bytes:
+    pairs = [
+        pair("general.architecture", 8, text("llama")),
+        pair("llama.block_count", 4, struct.pack("<I", LAYERS)),
+        pair("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 3) + text("a") + text("bc") + text("")),
+        pair("tokenizer.ggml.scores", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3)),
+        pair("llama.embedding_length", 4, struct.pack("<I", WIDTH)),
+        pair("llama.attention.head_count", 4, struct.pack("<I", HEADS)),
+        pair("llama.context_length", 10, struct.pack("<Q", 2048)),
+        *more,
+    ]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs)
+
+
+def write(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(data)
+    return path
+
+
+def test_details(tmp_path: Path) -> None:
+    per_layer = pair("llama.attention.head_count_kv", 9, struct.pack("<IQ4i", 5, 4, 2, 0, 2, 0))
+    details = read_details(write(tmp_path, header(per_layer)))
+    assert (details["general.architecture"], details["block_count"], details["context_length"]) == ("llama", 4, 2048)
+    assert details["attention.head_count_kv"] == [2, 0, 2, 0]
+    assert kv_bytes_per_token(details, "f16") == 4 * 2 * (WIDTH // HEADS) * 2
+    assert kv_bytes_per_token(details, "q8_0") == 4 * 2 * (WIDTH // HEADS) * 8.5 / 8
+    assert kv_bytes_per_token({}, "f16") == 0
+
+
+def test_the_demo_model(demo_model: Path) -> None:
+    assert kv_bytes_per_token(read_details(demo_model), "f16") == 23040
+
+
+def test_every_cut_is_noticed(tmp_path: Path) -> None:
+    whole = header()
+    for length in range(len(whole)):
+        with pytest.raises(ModelError, match=r"x\.gguf is damaged .*download it again"):
+            read_details(write(tmp_path, whole[:length]))
+
+
+def test_nothing_that_is_written_there_is_believed(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    whole = header()
+    for _ in range(2000):
+        data = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(4, len(data))] = chance.choice((0, 1, 9, 0x7F, 0xFF, chance.randrange(256)))
+        try:
+            details = read_details(write(tmp_path, bytes(data)))
+        except ModelError:
+            continue
+        kv_bytes_per_token(details, "f16")
+        guess_memory(ModelSpec("x", tmp_path / "x.gguf", 0, 10), 1 << 20)
+
+
+def test_what_memory_a_model_takes(tmp_path: Path) -> None:
+    path = write(tmp_path, header())
+    per_token = LAYERS * HEADS * 2 * (WIDTH // HEADS) * 2
+
+    def guess(most: int, **settings: int) -> int:
+        return guess_memory(ModelSpec("x", path, 0, 1000, ModelConfig(**settings)), most) - WORKER_BYTES - 1000  # type: ignore[arg-type]
+
+    assert guess(1 << 40) == 4 * 2048 * per_token
+    assert guess(1 << 20) == 1 << 20
+    assert guess(1 << 20, ctx=4096) == 4096 * per_token  # what was set is not made smaller
+    assert guess(1 << 40, pool=640) == 640 * per_token
+
+
+def test_the_pool_leaves_room_for_the_weights() -> None:
+    budget = Budget(800, 1000, strict=False)
+    assert budget.pool(ModelSpec("x", Path("/x"), 0, 200)) == 200
+    assert budget.pool(ModelSpec("x", Path("/x"), 0, 750)) == 50
+    assert budget.pool(ModelSpec("x", Path("/x"), 0, 5000)) == 50
