@@ -11,12 +11,19 @@ from aiohttp import web
 from ..config import ServerConfig
 from ..models.backend import Backend, CacheAdmin
 from . import admin as admin_routes
+from . import anthropic as anthropic_routes
 from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
+from . import ollama as ollama_routes
+from . import ollama_models as ollama_model_routes
 from . import openai as openai_routes
+from . import openapi as openapi_routes
+from . import responses as responses_routes
+from .access import KEYS, Gate
 from .connection import connection_middleware
-from .errors import error_middleware
+from .errors import ERROR_FORMS, error_middleware
+from .keyring import KeyRing
 from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, Identity
 from .observed import Observations, ObservedBackend
 from .origin import OriginGuard
@@ -32,6 +39,7 @@ def create_app(
     config: ServerConfig,
     *,
     hosts: Collection[str] = (),
+    keys: KeyRing | None = None,
     clock: Callable[[], float] = time.time,
     token: Callable[[], str] = _random_token,
 ) -> web.Application:
@@ -39,19 +47,35 @@ def create_app(
 
     Serve it by a runner with `handler_cancellation=True`, that is how the generation of a client that left ends, and
     listen with `connection.Site`.
-    `hosts`: names of this machine under which administration is allowed, beside localhost and `config.host`. `clock`
-    (Unix time, s) and `token` (unique texts) make `created` and `id` of replies.
+    `hosts`: names of this machine under which administration is allowed, beside localhost and `config.host`. `keys`:
+    who may call; without any, everybody. `clock` (Unix time, s) and `token` (unique texts) make `created` and `id` of
+    replies.
     """
-    guard = OriginGuard([config.host, *hosts])
+    keys = KeyRing() if keys is None else keys
+    guard = OriginGuard([config.host, *hosts], config.cors_origins.replace(",", " ").split())
     app = web.Application(
-        client_max_size=config.max_body, middlewares=[connection_middleware, error_middleware, guard.middleware]
+        client_max_size=config.max_body,
+        middlewares=[connection_middleware, error_middleware, guard.middleware, Gate(keys).middleware],
     )
+    app[KEYS] = keys
     app[OBSERVATIONS] = observations = Observations()
     app[BACKEND] = ObservedBackend(backend, observations)
     app[ADMIN] = admin
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
-    rooms = (model_routes, openai_routes, llamacpp_routes, admin_routes, metrics_routes)
+    app[ERROR_FORMS] = {**anthropic_routes.ERROR_FORMS, **ollama_routes.ERROR_FORMS}
+    rooms = (
+        model_routes,
+        openai_routes,
+        responses_routes,
+        anthropic_routes,
+        ollama_routes,
+        ollama_model_routes,
+        llamacpp_routes,
+        admin_routes,
+        metrics_routes,
+        openapi_routes,
+    )
     app.add_routes([route for room in rooms for route in room.routes()])
     return app

@@ -11,6 +11,7 @@ from ..errors import UnavailableError
 from ..frames import ModelInfo
 from .errors import json_response
 from .keys import BACKEND
+from .ollama_models import GREETING
 
 
 def _model(info: ModelInfo, created: int) -> dict[str, Any]:
@@ -65,14 +66,17 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def root(request: web.Request) -> web.Response:
-    """`GET /`: what is this?"""
+    """`GET /`: what is this? For programs that ask for nothing special it is what Ollama's clients look for."""
+    accept = request.headers.get("Accept", "")
+    if "application/json" not in accept and "text/html" not in accept:
+        return web.Response(text=GREETING)
     return json_response(
         {
             "name": "homeprefixd",
             "version": __version__,
             "description": "A llama.cpp server whose long prompts cost nothing the second time.",
-            "models": [info.alias for info in request.app[BACKEND].models()],
-            "api": ["/v1/models", "/v1/chat/completions", "/v1/completions", "/health"],
+            "api": ["/v1/models", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/health"],
+            "description_of_the_api": "/openapi.json",
             "admin": ["/cache/stats", "/cache/prefixes", "/cache/purge", "/metrics"],
         }
     )

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from homeprefixd.errors import HomeprefixdError, NotFoundError
 from homeprefixd.frames import (
     Accepted,
+    CallPiece,
     Conversion,
     Converted,
     Delta,
@@ -92,8 +95,17 @@ class ScriptedGeneration:
                 continue
             self.finished = isinstance(step, Finished)
             if isinstance(step, Finished) and not self.request.stream:
-                whole = "".join(part.text for part in self.script if isinstance(part, Delta))
-                step = Finished(step.rid, step.reason, whole, step.stop, step.timings)
+                deltas = [part for part in self.script if isinstance(part, Delta)]
+                calls: dict[int, CallPiece] = {}
+                for piece in (piece for part in deltas for piece in part.calls):
+                    first = calls.setdefault(piece.index, CallPiece(piece.index, "", piece.id, piece.name))
+                    first.arguments += piece.arguments
+                step = msgspec.structs.replace(
+                    step,
+                    text="".join(part.text for part in deltas),
+                    reasoning="".join(part.reasoning for part in deltas),
+                    calls=list(calls.values()),
+                )
             yield step
 
 
