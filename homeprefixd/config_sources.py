@@ -512,7 +512,8 @@ def _check(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
         )
     if values["server.tls_key"] and not values["server.tls_cert"]:
         raise ConfigError(
-            f"{origins['server.tls_key']}: server.tls_key needs server.tls_cert, the certificate", param="server.tls_key"
+            f"{origins['server.tls_key']}: server.tls_key needs server.tls_cert, the certificate",
+            param="server.tls_key",
         )
     if values["server.ollama_port"] and values["server.ollama_port"] == values["server.port"]:
         _refuse(origins["server.ollama_port"], "server.ollama_port", values["server.port"], "another than server.port")

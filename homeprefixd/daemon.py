@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .models.backend import Backend, CacheAdmin
 
 DAEMON_FILE = "daemon.json"
-"""In the cache directory while the daemon runs: {"pid", "url"}, so that the commands find it; with TLS, "certificate" too."""
+"""In the cache directory while the daemon runs: {"pid", "url"} and with TLS "certificate", for the commands."""
 
 STORE_PATIENCE = 10.0
 """Seconds that the start waits for the store to answer; then the daemon serves without it until it does."""

@@ -88,9 +88,9 @@ def check_exposure(sockets: Sequence[socket.socket], config: ServerConfig, *, ha
     for sock in sockets:
         if not is_local(sock):
             raise ConfigError(
-                f"{sock.getsockname()[0]} can be reached from other machines, and no API keys are set: whoever reaches it"
-                " could use the model and purge the cache. Name a file of keys (server.keys_file, see the README), stay"
-                " on this machine (server.host = \"127.0.0.1\"), or, in a network that you trust, set"
+                f"{sock.getsockname()[0]} can be reached from other machines, and no API keys are set: whoever reaches"
+                " it could use the model and purge the cache. Name a file of keys (server.keys_file, see the README),"
+                ' stay on this machine (server.host = "127.0.0.1"), or, in a network that you trust, set'
                 " server.allow_open = true (HOMEPREFIXD_SERVER_ALLOW_OPEN=1)",
                 param="server.allow_open",
             )
@@ -123,7 +123,8 @@ def tls(config: ServerConfig) -> ssl.SSLContext | None:
     except ssl.SSLError as error:
         reason = (error.reason or str(error)).replace("_", " ").lower()
         raise ConfigError(
-            f"server.tls_cert, server.tls_key: {config.tls_cert} and {key} are no certificate and its key (PEM): {reason}"
+            f"server.tls_cert, server.tls_key: {config.tls_cert} and {key} are no certificate and its key in PEM:"
+            f" {reason}"
         ) from error
     return context
 

@@ -13,8 +13,8 @@ from aiohttp import web
 from ..errors import ContextOverflowError, HomeprefixdError, RequestError
 from ..frames import ApplyTemplate, Constraint, Generate, Message, Tokenize
 from . import conversation, fields
-from .conversation import joined, missing, unsupported
 from .anthropic_reply import MessageWriter
+from .conversation import joined, missing, unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY

@@ -299,5 +299,8 @@ class Site(web.BaseSite):
         await super().start()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(server, self._crowd, loop=loop, **self._options), sock=self._sock, backlog=128, ssl=self._tls
+            lambda: Connection(server, self._crowd, loop=loop, **self._options),
+            sock=self._sock,
+            backlog=128,
+            ssl=self._tls,
         )

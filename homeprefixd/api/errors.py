@@ -99,9 +99,7 @@ async def read_body(request: web.Request) -> bytes:
         raise UnreadableBodyError(f"The request's body cannot be read: {what}", code="bad_body") from error
 
 
-def http_refusal(
-    request: web.BaseRequest, error: web.HTTPException, form: ErrorForm = openai_form
-) -> web.Response:
+def http_refusal(request: web.BaseRequest, error: web.HTTPException, form: ErrorForm = openai_form) -> web.Response:
     """aiohttp's own refusals (routing, mostly) in our shape; headers such as `Allow` are kept."""
     shown: HomeprefixdError
     if error.status == 404:

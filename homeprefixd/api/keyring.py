@@ -114,7 +114,9 @@ def _checked(file: Path, number: int, entry: KeyEntry) -> Key:
     if entry.sha256 and not _SHA256.fullmatch(entry.sha256):
         raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits: printf %s KEY | sha256sum")
     if entry.key and (len(entry.key) < MIN_LETTERS or not entry.key.isascii() or re.search(r"\s", entry.key)):
-        raise ConfigError(f"{where}: a key has at least {MIN_LETTERS} ASCII letters without spaces: openssl rand -hex 24")
+        raise ConfigError(
+            f"{where}: a key has at least {MIN_LETTERS} ASCII letters without spaces: openssl rand -hex 24"
+        )
     if entry.requests < 0 or entry.queued < 0:
         raise ConfigError(f"{where}: requests and queued cannot be below 0")
     return Key(

@@ -1,7 +1,7 @@
 """Ollama's dialect, requests: `POST /api/chat` and `/api/generate`, and what is not done here.
 
-A model's memory is not divided by requests, so `num_ctx` and the like change nothing: a prompt finds its blocks whatever
-is asked for.
+A model's memory is not divided by requests, so `num_ctx` and the like change nothing: a prompt finds its blocks
+whatever is asked for.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ _DURATION = re.compile(r"[+-]?(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
 _ROLES = ("system", "user", "assistant", "tool")
 _LEVELS = ("low", "medium", "high", "max")
 
+_BY_HAND = "put a GGUF file on the server's disk and name it in its configuration."
+
 ABSENT = {
-    "/api/pull": "Models cannot be pulled here: put a GGUF file on the server's disk and name it in its configuration.",
+    "/api/pull": f"Models cannot be pulled here: {_BY_HAND}",
     "/api/push": "Models cannot be pushed here.",
-    "/api/create": "Models cannot be created here: put a GGUF file on the server's disk and name it in its configuration.",
+    "/api/create": f"Models cannot be created here: {_BY_HAND}",
     "/api/copy": "Models cannot be copied here.",
     "/api/delete": "Models cannot be deleted here: remove the file on the server's disk.",
     "/api/embed": "Embeddings are not supported here.",

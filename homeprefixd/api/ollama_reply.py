@@ -21,7 +21,7 @@ def time_text(seconds: float) -> str:
 
 
 def figures(timings: Timings) -> dict[str, int]:
-    """Of a reply. `prompt_eval_count` is the whole prompt; `prompt_cached_count`, which is ours, what was skipped of it.
+    """Of a reply. `prompt_eval_count` is the whole prompt; `prompt_cached_count`, our own, what was skipped of it.
 
     What passed before the prefill began (waiting, restoring) is `load_duration`.
     """

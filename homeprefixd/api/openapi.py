@@ -23,7 +23,6 @@ PLAIN = "text/plain"
 JSON = "application/json"
 
 
-
 class Operation(msgspec.Struct, frozen=True):
     """What one route takes and answers."""
 
@@ -114,8 +113,8 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
         "info": {
             "title": "homeprefixd",
             "version": __version__,
-            "description": "A home AI server whose long prompts cost nothing the second time, in the dialects of OpenAI,"
-            " Anthropic, Ollama and llama.cpp. Unknown fields are ignored.",
+            "description": "A home AI server whose long prompts cost nothing the second time. Dialects: OpenAI's,"
+            " Anthropic's, Ollama's, llama.cpp's. Unknown fields are ignored.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "security": [{}, {"bearer": []}, {"header": []}],

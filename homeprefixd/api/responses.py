@@ -361,9 +361,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     alias = backend.resolve(body.model)
     identity = request.app[IDENTITY]
     token = identity.token()
-    generate = with_standing(
-        request, request_of(body, f"resp_{token}", vocabulary(request, alias)), body.service_tier
-    )
+    generate = with_standing(request, request_of(body, f"resp_{token}", vocabulary(request, alias)), body.service_tier)
     writer = ResponseWriter(token, alias, int(identity.clock()), echo(body))
     events = EventStream(request, request.app[CONFIG].keep_alive) if generate.stream else None
     return await respond(request, backend.generate(alias, generate), writer, events)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-
 from typing import ClassVar
 
 from aiohttp import web

@@ -92,9 +92,7 @@ def _tier(tier: Mapping[str, Any], size: str) -> str:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Most to list.")
 @click.option("--model", metavar="NAME", default="", help="Only of this model: its alias or the start of its SHA-256.")
 @cache_flags
-def ls(
-    url: str | None, as_json: bool, api_key_file: str | None, limit: int, model: str, **given: str | None
-) -> None:
+def ls(url: str | None, as_json: bool, api_key_file: str | None, limit: int, model: str, **given: str | None) -> None:
     """List cached prefixes, last used first.
 
     A prefix is a path from the start of a prompt to the last thing that followed it; "own" is what it shares with

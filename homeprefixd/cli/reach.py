@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ..prefix.client import AdminClient
 
 DAEMON_FILE = "daemon.json"
-"""In the cache directory while a daemon runs: {"pid": 123, "url": "http://127.0.0.1:8080"}, with TLS "certificate" too."""
+"""In the cache directory while a daemon runs: {"pid": 123, "url": "http://127.0.0.1:8080"}, and with TLS its
+"certificate"."""
 
 STORE_FILE = "data.mdb"
 
@@ -103,7 +104,8 @@ class Cache(Protocol):
 def reach(url: str | None, directory: Path | None, key: str = "") -> Iterator[Cache]:
     """The cache at `url`, else that of the daemon running on `directory`, else the closed store in it.
 
-    `key`: for a daemon that asks for one. Raises UnavailableError, NotFoundError (no store there), StoreError (in use by something that does not answer).
+    `key`: for a daemon that asks for one. Raises UnavailableError, UnauthorizedError, ForbiddenError, NotFoundError (no
+    store there), StoreError (in use by something that does not answer).
     """
     if url is None and directory is not None:
         url = running_daemon(directory)
@@ -163,7 +165,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def is_answering(url: str, door: Door = Door()) -> bool:  # noqa: B008  # it is frozen
+def is_answering(url: str, door: Door = Door()) -> bool:
     """Does `/health` answer, with whatever status? (503 while a model loads.)"""
     try:
         call(url, "/health", timeout=HEALTH_TIMEOUT, door=door)
@@ -186,12 +188,12 @@ def call(
     path: str,
     body: Mapping[str, Any] | None = None,
     timeout: float = ANSWER_TIMEOUT,
-    door: Door = Door(),  # noqa: B008  # it is frozen
+    door: Door = Door(),
 ) -> Any:
     """GET `path`, or POST `body` to it; the JSON that comes back.
 
-    Raises RequestError, UnauthorizedError, ForbiddenError, NotFoundError, UnavailableError or HomeprefixdError with the daemon's message;
-    UnavailableError has the detail `answered`: False when nothing came at all.
+    Raises RequestError, UnauthorizedError, ForbiddenError, NotFoundError, UnavailableError or HomeprefixdError with the
+    daemon's message; UnavailableError has the detail `answered`: False when nothing came at all.
     """
     if "://" not in url:
         url = f"http://{url}"

@@ -130,8 +130,7 @@ def test_anthropic_reads_our_errors(house: House) -> None:
         with pytest.raises(anthropic.NotFoundError, match="no model 'claude'"):
             client.messages.create(model="claude", max_tokens=4, messages=hello)
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 4096 maximum"):
-            long: Any = [{"role": "user", "content": "lamp " * 6000}]
-            client.messages.create(model=MODEL, max_tokens=4, messages=long)
+            client.messages.create(model=MODEL, max_tokens=4, messages=[{"role": "user", "content": "lamp " * 6000}])
     with house.anthropic("wrong") as client, pytest.raises(anthropic.AuthenticationError, match="API key"):
         client.messages.create(model=MODEL, max_tokens=4, messages=hello)
 
@@ -307,10 +306,28 @@ def test_beyond_this_machine_only_with_keys(tmp_path: Path, settings: dict[str, 
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     for name, value in settings.items():
         env[f"HOMEPREFIXD_SERVER_{name}"] = str(tmp_path / value) if name == "KEYS_FILE" else value
-    argv = [sys.executable, "-m", "homeprefixd", "serve", "--model", "none", "--host", "0.0.0.0", "--port", "0", "--json"]
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    argv = [
+        sys.executable,
+        "-m",
+        "homeprefixd",
+        "serve",
+        "--model",
+        "none",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "0",
+        "--json",
+    ]
+    with subprocess.Popen(
+        [*argv, "--json"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
-        phases = [json.loads(line)["phase"] for line in iter(process.stdout.readline, "") if _until_ready(line, process)]
+        phases = []
+        for line in process.stdout:
+            phases.append(json.loads(line)["phase"])
+            if phases[-1] == "ready":
+                process.terminate()
         words = process.stderr.read() if process.stderr is not None else ""
     if status is None:
         assert "ready" in phases
@@ -319,13 +336,6 @@ def test_beyond_this_machine_only_with_keys(tmp_path: Path, settings: dict[str, 
         assert process.returncode == status
         assert "keys_file" in words
         assert "Traceback" not in words
-
-
-def _until_ready(line: str, process: subprocess.Popen[str]) -> bool:
-    """Stop it once it serves."""
-    if json.loads(line)["phase"] == "ready":
-        process.terminate()
-    return True
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -344,9 +354,7 @@ def test_tls_and_keys_and_the_commands(tmp_path: Path) -> None:
 
     def stats(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "homeprefixd", "stats", "--cache-dir", str(tmp_path / "cache"), "--json", *flags]
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False
-        )
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False)
 
     with server:
         assert server.get("/health")["status"] == "no model"

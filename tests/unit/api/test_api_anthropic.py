@@ -10,7 +10,17 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import TIMINGS, ScriptedBackend
 
 from homeprefixd.errors import BusyError, ContextOverflowError, HomeprefixdError, UnavailableError
-from homeprefixd.frames import Accepted, ApplyTemplate, CallPiece, Converted, Delta, Finished, Message, Progress, Tokenize
+from homeprefixd.frames import (
+    Accepted,
+    ApplyTemplate,
+    CallPiece,
+    Converted,
+    Delta,
+    Finished,
+    Message,
+    Progress,
+    Tokenize,
+)
 
 PATH = "/v1/messages"
 TOOL = {"name": "light", "description": "Switch a lamp", "input_schema": {"type": "object", "properties": {}}}

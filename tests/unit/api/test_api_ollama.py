@@ -262,9 +262,7 @@ async def test_rule_13_what_is_not_supported_says_so(client: TestClient, method:
         ("/api/nothing", {}, 404, "/api/nothing"),
     ],
 )
-async def test_rule_8_errors_are_ollamas(
-    client: TestClient, path: str, request_: Any, status: int, word: str
-) -> None:
+async def test_rule_8_errors_are_ollamas(client: TestClient, path: str, request_: Any, status: int, word: str) -> None:
     reply = await client.post(path, json=request_)
     said = await reply.json()
     assert reply.status == status

@@ -14,7 +14,10 @@ from homeprefixd.frames import Accepted, CallPiece, Delta, Finished, Message, Pr
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "light", "description": "Switch", "parameters": {"type": "object"}, "strict": True}
-AS_TEMPLATE = {"type": "function", "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}}}
+AS_TEMPLATE = {
+    "type": "function",
+    "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}},
+}
 
 
 def body(items: Any = "Hello", **more: Any) -> dict[str, Any]:
