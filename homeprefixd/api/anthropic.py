@@ -230,13 +230,7 @@ def _choice(choice: ToolChoice | None, tools: list[dict[str, Any]] | None) -> st
 
 def _template_kwargs(body: PromptBody) -> dict[str, Any]:
     """Thinking is off unless asked for, as at Anthropic; templates that know no such switch do not see it."""
-    wanted: dict[str, Any] = {}
-    kind = "disabled" if body.thinking is None else body.thinking.type
-    if kind not in ("enabled", "disabled", "adaptive"):
-        raise RequestError(
-            f"`thinking.type` must be enabled, adaptive or disabled, not {kind[:40]!r}.", param="thinking.type"
-        )
-    wanted["enable_thinking"] = kind != "disabled"
+    wanted: dict[str, Any] = {"enable_thinking": body.thinking is not None and body.thinking.type != "disabled"}
     if body.output_config is not None and body.output_config.effort:
         wanted["reasoning_effort"] = body.output_config.effort
     return {**wanted, **(body.chat_template_kwargs or {})}

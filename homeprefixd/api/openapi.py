@@ -50,7 +50,8 @@ class Operation(msgspec.Struct, frozen=True):
     @property
     def error(self) -> type[msgspec.Struct]:
         """How its errors look."""
-        return {"Ollama": shape.OllamaError, "Anthropic": shape.AnthropicError}.get(self.tag, shape.Error)
+        forms: dict[str, type[msgspec.Struct]] = {"Ollama": shape.OllamaError, "Anthropic": shape.AnthropicError}
+        return forms.get(self.tag, shape.Error)
 
 
 def _both(operation: Operation) -> tuple[Operation, Operation]:

@@ -50,7 +50,7 @@ def with_standing(request: web.Request, generate: Generate, service_tier: object
     if key is None:
         return msgspec.structs.replace(generate, priority=priority, client=_client(request))
     if key.priority is not None:
-        priority = max(priority, key.priority, key=_ORDER.index)
+        priority = _ORDER[max(_ORDER.index(priority), _ORDER.index(key.priority))]
     salt = request.app[KEYS].salt(key, generate.salt)
     return msgspec.structs.replace(generate, priority=priority, client=f"key {key.name}", salt=salt)
 

@@ -65,14 +65,14 @@ def house(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "HOMEPREFIXD_SERVER_OLLAMA_PORT": str(port),
         "HOMEPREFIXD_CACHE_WARM": "1GiB",
     }
-    flags = ["--model", str(demo_model), "--ctx", "4096", "--threads", "2", "--hot", "256MiB"]
+    flags = ["--model", str(demo_model), "--alias", MODEL, "--ctx", "4096", "--threads", "2", "--hot", "256MiB"]
     with homeprefixd(base / "cache", *flags, env=env) as server:
         yield House(server, port)
 
 
 def household(question: str) -> tuple[str, str]:
     """A system prompt of some hundred tokens, and the question."""
-    system, user = household_messages(question, size=400)
+    system, user = household_messages(question, size=250)
     return str(system["content"]), str(user["content"])
 
 
@@ -85,11 +85,11 @@ def test_anthropic_streams_what_it_would_say_at_once(house: House) -> None:
         request: dict[str, Any] = {
             "model": MODEL,
             "max_tokens": 16,
-            "temperature": 0,
             "system": [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}],
             "messages": [{"role": "user", "content": question}],
         }
         counted = client.messages.count_tokens(**{k: request[k] for k in ("model", "system", "messages")})
+        request["extra_body"] = {"temperature": 0}  # the newest models of Anthropic's own take none
         first = client.messages.create(**request)
         with client.messages.stream(**request) as stream:
             pieces = list(stream.text_stream)
@@ -99,7 +99,7 @@ def test_anthropic_streams_what_it_would_say_at_once(house: House) -> None:
     for message in (first, last):
         usage = message.usage
         assert usage.cache_read_input_tokens is not None
-        assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens > 300
+        assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens > 200
         assert 0 < usage.output_tokens <= 16
     assert (last.usage.cache_read_input_tokens, last.usage.input_tokens) == (counted.input_tokens - 1, 1)
 
@@ -113,11 +113,11 @@ def test_claude_codes_nonce_loses_nothing(house: House) -> None:
             message = client.messages.create(
                 model=MODEL,
                 max_tokens=4,
-                temperature=0,
                 system=[{"type": "text", "text": line}, {"type": "text", "text": system}],
                 messages=[{"role": "user", "content": question}],
                 extra_headers={"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"},
                 extra_query={"beta": "true"},
+                extra_body={"temperature": 0},
             )
             seen.append(message.usage)
     assert seen[1].input_tokens == 1
