@@ -139,32 +139,32 @@ def test_anthropic_reads_our_errors(house: House) -> None:
 
 
 def test_ollama_lists_shows_loads_and_answers(house: House) -> None:
-    client = house.ollama()
-    [model] = client.list().models
-    assert model.model == MODEL
-    assert model.details is not None
-    assert model.details.family == "llama"
-    shown = client.show(MODEL)
-    assert shown.capabilities == ["completion"]
-    assert shown.modelinfo is not None
-    assert shown.modelinfo["llama.context_length"] == 4096
-    assert [one.model for one in client.ps().models] == [MODEL]
-    assert client.generate(MODEL, keep_alive="5m").done_reason == "load"
-    assert client.chat(MODEL, messages=[], keep_alive=0).done_reason == "unload"
-    options = {"temperature": 0, "num_predict": 8, "num_ctx": 2048}
-    hello = [{"role": "user", "content": "Say hello."}]
-    whole = client.chat(f"{MODEL}:latest", messages=hello, options=options, keep_alive=-1)
-    parts = list(client.chat(MODEL, messages=hello, options=options, stream=True))
-    assert "".join(part.message.content or "" for part in parts) == whole.message.content != ""
-    assert parts[-1].done
-    assert parts[-1].done_reason == whole.done_reason
-    assert parts[-1].prompt_eval_count == whole.prompt_eval_count
-    assert whole.eval_count is not None
-    assert 0 < whole.eval_count <= 8
-    assert parts[-1].total_duration is not None
-    assert parts[-1].total_duration > 1000
-    text = client.generate(MODEL, prompt="Say hello.", options=options)
-    assert text.response == whole.message.content
+    with house.ollama() as client:
+        [model] = client.list().models
+        assert model.model == MODEL
+        assert model.details is not None
+        assert model.details.family == "llama"
+        shown = client.show(MODEL)
+        assert shown.capabilities == ["completion"]
+        assert shown.modelinfo is not None
+        assert shown.modelinfo["llama.context_length"] == 4096
+        assert [one.model for one in client.ps().models] == [MODEL]
+        assert client.generate(MODEL, keep_alive="5m").done_reason == "load"
+        assert client.chat(MODEL, messages=[], keep_alive=0).done_reason == "unload"
+        options = {"temperature": 0, "num_predict": 8, "num_ctx": 2048}
+        hello = [{"role": "user", "content": "Say hello."}]
+        whole = client.chat(f"{MODEL}:latest", messages=hello, options=options, keep_alive=-1)
+        parts = list(client.chat(MODEL, messages=hello, options=options, stream=True))
+        assert "".join(part.message.content or "" for part in parts) == whole.message.content != ""
+        assert parts[-1].done
+        assert parts[-1].done_reason == whole.done_reason
+        assert parts[-1].prompt_eval_count == whole.prompt_eval_count
+        assert whole.eval_count is not None
+        assert 0 < whole.eval_count <= 8
+        assert parts[-1].total_duration is not None
+        assert parts[-1].total_duration > 1000
+        text = client.generate(MODEL, prompt="Say hello.", options=options)
+        assert text.response == whole.message.content
 
 
 def test_a_changed_num_ctx_loses_nothing(house: House) -> None:
@@ -182,15 +182,15 @@ def test_a_changed_num_ctx_loses_nothing(house: House) -> None:
 
 
 def test_ollama_reads_our_errors(house: House) -> None:
-    client = house.ollama()
-    with pytest.raises(ollama.ResponseError, match="no model 'llama3'") as caught:
-        client.chat("llama3", messages=[{"role": "user", "content": "x"}])
-    assert caught.value.status_code == 404
-    for call in (lambda: client.pull("x"), lambda: client.delete("x"), lambda: client.embed(MODEL, "x")):
-        with pytest.raises(ollama.ResponseError, match="not supported"):
-            call()
-    with pytest.raises(ollama.ResponseError, match="API key"):
-        house.ollama("wrong").list()
+    with house.ollama() as client:
+        with pytest.raises(ollama.ResponseError, match="no model 'llama3'") as caught:
+            client.chat("llama3", messages=[{"role": "user", "content": "x"}])
+        assert caught.value.status_code == 404
+        for call in (lambda: client.pull("x"), lambda: client.delete("x"), lambda: client.embed(MODEL, "x")):
+            with pytest.raises(ollama.ResponseError, match="not supported"):
+                call()
+    with house.ollama("wrong") as client, pytest.raises(ollama.ResponseError, match="API key"):
+        client.list()
 
 
 # ---------------------------------------------------------------------------------------------------- responses
@@ -235,18 +235,18 @@ def post(url: str, path: str, body: Any, key: str = MAIN) -> Any:
         return json.load(reply)
 
 
-def replies(house: House, question: str, key: str = MAIN) -> dict[str, tuple[str, int, int]]:
+def replies(house: House, question: str) -> dict[str, tuple[str, int, int]]:
     """In each dialect: the text, the tokens of the prompt, and how many of them were reused."""
     system, user = household(question)
     url = house.server.url
     said = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     mine = {"model": MODEL, "temperature": 0}
-    chat = post(url, "/v1/chat/completions", {**mine, "messages": said, "max_tokens": 6}, key)
-    message = post(url, "/v1/messages", {**mine, "system": system, "messages": said[1:], "max_tokens": 6}, key)
+    chat = post(url, "/v1/chat/completions", {**mine, "messages": said, "max_tokens": 6})
+    message = post(url, "/v1/messages", {**mine, "system": system, "messages": said[1:], "max_tokens": 6})
     options = {"temperature": 0, "num_predict": 6}
-    line = post(url, "/api/chat", {"messages": said, "options": options, "stream": False}, key)
+    line = post(url, "/api/chat", {"messages": said, "options": options, "stream": False})
     items = {**mine, "instructions": system, "input": user, "max_output_tokens": 6}
-    response = post(url, "/v1/responses", items, key)
+    response = post(url, "/v1/responses", items)
     usage = message["usage"]
     read = usage["cache_read_input_tokens"]
     return {
@@ -275,12 +275,15 @@ def test_rule_10_one_prompt_in_four_dialects_is_computed_once(house: House) -> N
 
 
 def test_a_namespace_of_ones_own_shares_with_nobody_but_oneself(house: House) -> None:
-    question = "Is the cellar dry?"
-    theirs = replies(house, question)
-    own = replies(house, question, GUEST)
-    assert own["openai"][2] == 0
-    assert own["anthropic"][2] == theirs["anthropic"][2] == own["anthropic"][1] - 1
-    assert own["openai"][0] == theirs["openai"][0]
+    system, question = household("Is the cellar dry?")
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 6}
+    said = [post(house.server.url, "/v1/chat/completions", body, key) for key in (MAIN, GUEST, GUEST, MAIN)]
+    lengths = {one["usage"]["prompt_tokens"] for one in said}
+    reused = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in said]
+    assert len(lengths) == 1
+    assert reused[1:] == [0, lengths.pop() - 1, reused[2]]
+    assert len({one["choices"][0]["message"]["content"] for one in said}) == 1
 
 
 def test_the_description_is_served(house: House) -> None:

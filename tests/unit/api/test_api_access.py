@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from scripted_backend import MemoryAdmin, ScriptedBackend
 
+from homeprefixd.api.access import Turnstile
 from homeprefixd.api.app import create_app
 from homeprefixd.api.keyring import KeyRing
 from homeprefixd.config import ServerConfig
+from homeprefixd.errors import HomeprefixdError
 
 CHAT = "/v1/chat/completions"
 ALICE, BOB, CAMERA = "alice-0123456789abc", "bob-0123456789abcde", "camera-0123456789ab"
@@ -173,8 +176,6 @@ async def test_limits_of_a_key(client: TestClient, backend: ScriptedBackend) -> 
 
 
 async def test_a_client_that_leaves_the_queue_takes_no_place(backend: ScriptedBackend, keys: KeyRing) -> None:
-    from homeprefixd.api.access import Turnstile
-
     camera = keys.find(CAMERA)
     assert camera is not None
     turnstile = Turnstile()
@@ -196,6 +197,29 @@ async def test_a_client_that_leaves_the_queue_takes_no_place(backend: ScriptedBa
     await last
     await last_cancelled
     assert turnstile.idle
+
+
+async def test_prompts_and_keys_are_not_in_the_log(
+    client: TestClient, backend: ScriptedBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "the safe is behind the mirror"
+    backend.script[3:] = [HomeprefixdError("the worker died"), ValueError("a bug")]
+    with caplog.at_level(logging.INFO):
+        for stream in (True, False):
+            for path, body in (
+                (CHAT, chat(secret)),
+                ("/v1/messages", chat(secret, system=secret)),
+                ("/v1/responses", {"input": secret, "instructions": secret}),
+                ("/api/chat", chat(secret)),
+                (CHAT, {"messages": secret}),
+                ("/v1/messages", {"messages": [{"role": secret, "content": secret}]}),
+                ("/api/chat", {"messages": [{"role": secret, "content": secret}]}),
+            ):
+                await client.post(path, json={**body, "stream": stream}, headers=bearer(ALICE))
+        await client.post(CHAT, json=chat(secret), headers=bearer("wrong-key-0123456789"))
+    assert "the worker died" in caplog.text  # else this sees no log
+    for word in (secret, "mirror", ALICE, "wrong-key"):
+        assert word not in caplog.text
 
 
 async def test_rule_14_preflight_needs_no_key(client: TestClient) -> None:
