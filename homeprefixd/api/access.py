@@ -1,11 +1,15 @@
 """Who may call: a request's key, and how many requests it may have at once. The same for every dialect.
 
-Without keys everybody may. A key comes as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+Without keys everybody may. A key comes as `Authorization: Bearer KEY` or `x-api-key: KEY`; for administration, which
+people do in a browser, also as the password of HTTP's own dialog. Nowhere else: a browser sends that along with requests
+of other pages too, and only administration looks at whose page it is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +17,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from ..errors import BusyError, ForbiddenError, UnauthorizedError
-from .errors import Handler
+from .errors import Handler, error_response, form_of
 from .keyring import Key, KeyRing
 from .origin import is_admin
 
@@ -24,6 +28,7 @@ _OPEN = frozenset({"/", "/health", "/v1/health", "/openapi.json", "/api/version"
 """What tells nothing of models, prompts and people: monitors and clients look there before they have a key."""
 
 _HOW = "Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+_BROWSER = 'Bearer, Basic realm="homeprefixd: any name, and an API key as the password", charset="UTF-8"'
 _USUAL = 5.0  # s that a request takes, before one has been measured
 _LONGEST_WAIT = 600  # s; of `Retry-After`
 
@@ -33,11 +38,16 @@ def key_of(request: web.Request) -> Key | None:
     return request.get(_KEY)
 
 
-def presented(request: web.BaseRequest) -> str:
+def presented(request: web.Request) -> str:
     """The key that came with a request, "" for none."""
     scheme, _, value = request.headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
+    if scheme.lower() == "basic" and is_admin(request):
+        try:
+            return base64.b64decode(value).decode().partition(":")[2]
+        except (binascii.Error, ValueError):
+            return ""
     return request.headers.get("x-api-key", "").strip()
 
 
@@ -126,7 +136,13 @@ class Gate:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """A request without its key is refused before its body is read; so is one too many."""
-        key = self.identify(request)
+        try:
+            key = self.identify(request)
+        except UnauthorizedError as error:
+            response = error_response(error, form_of(request))
+            if is_admin(request):
+                response.headers["WWW-Authenticate"] = _BROWSER
+            return response
         if key is None:
             return await handler(request)
         request[_KEY] = key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -107,6 +108,22 @@ async def test_administration_needs_an_admins_key(client: TestClient, path: str)
     reply = await client.get(path, headers=bearer(BOB))
     assert (reply.status, (await reply.json())["error"]["code"]) == (403, "not_admin")
     assert (await client.get(path, headers=bearer(ALICE))).status == 200
+
+
+async def test_administration_takes_the_key_from_a_browsers_dialog(client: TestClient, admin: MemoryAdmin) -> None:
+    def basic(key: str, **more: str) -> dict[str, str]:
+        return {"Authorization": f"Basic {base64.b64encode(f'me:{key}'.encode()).decode()}", **more}
+
+    reply = await client.get("/cache/stats")
+    assert (reply.status, "Basic realm=" in reply.headers["WWW-Authenticate"]) == (401, True)
+    assert (await client.get("/cache/stats", headers=basic(ALICE))).status == 200
+    for wrong in (basic("wrong"), {"Authorization": "Basic !"}, {"Authorization": "Basic"}):
+        assert (await client.get("/cache/stats", headers=wrong)).status == 401
+    evil = basic(ALICE, Origin="https://chat.home.lan")
+    assert (await client.post("/cache/purge", json={"all": True}, headers=evil)).status == 403
+    assert admin.purged == []
+    reply = await client.post(CHAT, json=chat(), headers=basic(ALICE))
+    assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
 async def test_a_purge_needs_an_admins_key(client: TestClient, admin: MemoryAdmin) -> None:
