@@ -1,8 +1,8 @@
 """Who may call: a request's key, and how many requests it may have at once. The same for every dialect.
 
 Without keys everybody may. A key comes as `Authorization: Bearer KEY` or `x-api-key: KEY`; for administration, which
-people do in a browser, also as the password of HTTP's own dialog. Nowhere else: a browser sends that along with requests
-of other pages too, and only administration looks at whose page it is.
+people do in a browser, also as the password of HTTP's own dialog. Nowhere else: a browser sends that along with
+requests of other pages too, and only administration looks at whose page it is.
 """
 
 from __future__ import annotations

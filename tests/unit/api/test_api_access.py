@@ -178,7 +178,8 @@ async def test_limits_of_a_key(client: TestClient, backend: ScriptedBackend) -> 
     await begun(1)
     second = ask(CAMERA)
     await asyncio.sleep(0.05)
-    third = await ask(CAMERA)
+    async with asyncio.timeout(5):
+        third = await ask(CAMERA)
     assert third.status == 429
     assert int(third.headers["Retry-After"]) >= 1
     assert (await third.json())["error"]["code"] == "key_limit"

@@ -1,4 +1,4 @@
-"""schemathesis, which nobody here wrote, reads the description and sends what it allows: no 500, replies as described."""
+"""schemathesis, which nobody here wrote, sends what the description allows: no 500, and replies as described."""
 
 from __future__ import annotations
 
