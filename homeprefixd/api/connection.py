@@ -303,4 +303,5 @@ class Site(web.BaseSite):
             sock=self._sock,
             backlog=128,
             ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else PATIENCE,
         )

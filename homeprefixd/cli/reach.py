@@ -165,7 +165,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def is_answering(url: str, door: Door = Door()) -> bool:
+def is_answering(url: str, door: Door | None = None) -> bool:
     """Does `/health` answer, with whatever status? (503 while a model loads.)"""
     try:
         call(url, "/health", timeout=HEALTH_TIMEOUT, door=door)
@@ -188,15 +188,16 @@ def call(
     path: str,
     body: Mapping[str, Any] | None = None,
     timeout: float = ANSWER_TIMEOUT,
-    door: Door = Door(),
+    door: Door | None = None,
 ) -> Any:
-    """GET `path`, or POST `body` to it; the JSON that comes back.
+    """GET `path`, or POST `body` to it; the JSON that comes back. `door` None: with the environment's key.
 
     Raises RequestError, UnauthorizedError, ForbiddenError, NotFoundError, UnavailableError or HomeprefixdError with the
     daemon's message; UnavailableError has the detail `answered`: False when nothing came at all.
     """
     if "://" not in url:
         url = f"http://{url}"
+    door = Door(api_key(None, os.environ)) if door is None else door
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {door.key}"} if door.key else {})}
     try:

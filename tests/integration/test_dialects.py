@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ key = "{GUEST}"
 namespace = "own"
 """
 MODEL = "smollm2-135m-instruct"
-LIGHT = {"type": "object", "properties": {"room": {"type": "string"}}, "required": ["room"]}
+LIGHT = {"type": "object", "properties": {"room": {"enum": ["attic", "cellar"]}}, "required": ["room"]}
 
 
 class House:
@@ -223,6 +224,67 @@ def test_responses_stream_and_go_on_from_earlier_items(house: House) -> None:
         assert second.output_text
         with pytest.raises(openai.BadRequestError, match="earlier items"):
             client.responses.create(input="x", previous_response_id=first.id, **request)
+
+
+# ---------------------------------------------------------------------------------------------------- forms
+
+ASK: Any = [{"role": "user", "content": "Switch on the light in the attic."}]
+VERDICT = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+constrained = pytest.mark.skipif(
+    find_spec("homeprefixd.engine.constraint") is None, reason="this engine constrains no replies"
+)
+
+
+@constrained
+def test_anthropics_tools_and_schemas(house: House) -> None:
+    tools: Any = [{"name": "light", "description": "Switch a light", "input_schema": LIGHT}]
+    with house.anthropic() as client:
+        request: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "messages": ASK, "tools": tools}
+        request |= {"tool_choice": {"type": "tool", "name": "light"}, "extra_body": {"temperature": 0}}
+        first = client.messages.create(**request)
+        with client.messages.stream(**request) as stream:
+            last = stream.get_final_message()
+        for message in (first, last):
+            assert message.stop_reason == "tool_use"
+            [call] = [block for block in message.content if block.type == "tool_use"]
+            assert (call.name, set(call.input)) == ("light", {"room"})
+            assert call.id
+        result = {"type": "tool_result", "tool_use_id": first.content[-1].id, "content": "done"}
+        said = [*ASK, {"role": "assistant", "content": [block.to_dict() for block in first.content]}]
+        after = client.messages.create(
+            model=MODEL, max_tokens=4, messages=[*said, {"role": "user", "content": [result]}], tools=tools
+        )
+        assert (after.usage.cache_read_input_tokens or 0) > 20
+        schema: Any = {"format": {"type": "json_schema", "schema": VERDICT}}
+        told = client.messages.create(model=MODEL, max_tokens=60, messages=ASK, output_config=schema)
+        assert set(json.loads(told.content[0].text)) == {"ok"}
+
+
+@constrained
+def test_ollamas_format(house: House) -> None:
+    with house.ollama() as client:
+        options = {"temperature": 0, "num_predict": 60}
+        whole = client.chat(MODEL, messages=ASK, format=VERDICT, options=options).message.content
+        parts = client.chat(MODEL, messages=ASK, format=VERDICT, options=options, stream=True)
+        for text in (whole, "".join(part.message.content or "" for part in parts)):
+            assert set(json.loads(text or "")) == {"ok"}
+
+
+@constrained
+def test_responses_tools_and_schemas(house: House) -> None:
+    tools: Any = [{"type": "function", "name": "light", "parameters": LIGHT, "strict": True}]
+    with house.openai() as client:
+        request: dict[str, Any] = {"model": MODEL, "input": ASK, "temperature": 0, "max_output_tokens": 100}
+        with client.responses.stream(**request, tools=tools, tool_choice="required") as stream:
+            [call] = [item for item in stream.get_final_response().output if item.type == "function_call"]
+        assert (call.name, set(json.loads(call.arguments))) == ("light", {"room"})
+        schema: Any = {"format": {"type": "json_schema", "name": "verdict", "schema": VERDICT, "strict": True}}
+        assert set(json.loads(client.responses.create(**request, text=schema).output_text)) == {"ok"}
 
 
 # ---------------------------------------------------------------------------------------------------- all
