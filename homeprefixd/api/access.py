@@ -59,10 +59,6 @@ class Turnstile:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._usual = _USUAL  # s that a request takes, a moving average
 
-    @property
-    def idle(self) -> bool:
-        return self.running == 0 and not self._waiting
-
     @asynccontextmanager
     async def passing(self, key: Key) -> AsyncIterator[None]:
         """While a request of `key` runs. Raises BusyError."""
@@ -114,7 +110,7 @@ class Gate:
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
-        self._turnstiles: dict[str, Turnstile] = {}  # by name of key; one that is idle and unknown goes
+        self._turnstiles: dict[str, Turnstile] = {}  # by name of key
 
     def identify(self, request: web.Request) -> Key | None:
         """Raises UnauthorizedError, ForbiddenError. None: no key is needed here."""

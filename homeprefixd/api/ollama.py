@@ -19,14 +19,17 @@ from .conversation import unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
-from .ollama_models import resolve
+from .ollama_models import Residency, resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
 from .replies import respond
 from .sse import LineStream
 from .standing import with_standing
 
-_DURATION = re.compile(r"[+-]?(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+MAX_KEEP_ALIVE = 1e9  # s
 _ROLES = ("system", "user", "assistant", "tool")
 _LEVELS = ("low", "medium", "high", "max")
 
@@ -117,20 +120,27 @@ class CommonBody(msgspec.Struct, kw_only=True):
             )
         return {"enable_thinking": True, "reasoning_effort": self.think}
 
-    def unloads(self) -> bool:
-        """Is `keep_alive` 0? Raises RequestError if it is no time."""
+    def seconds(self) -> float | None:
+        """`keep_alive`: how long the model stays loaded unused, negative for ever, 0 not at all; None: as is usual.
+
+        Raises RequestError if it is no time.
+        """
         given = self.keep_alive
+        if given is None:
+            return None
         if isinstance(given, str):
             text = given.strip()
-            if re.fullmatch(r"[+-]?\d+", text):
-                return int(text) == 0
-            if not _DURATION.fullmatch(text):
+            if re.fullmatch(r"[+-]?\d{1,9}", text):
+                given = int(text)
+            elif _DURATION.fullmatch(text):
+                total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+                given = -total if text.startswith("-") else total
+            else:
                 raise RequestError(
                     f"`keep_alive` must be a number of seconds or a time such as '5m', not {given[:40]!r}.",
                     param="keep_alive",
                 )
-            return not re.search(r"[1-9]", text)
-        return given is not None and given == 0
+        return -1.0 if given < 0 else min(float(given), MAX_KEEP_ALIVE)
 
     def check_unsupported(self) -> None:
         if self.logprobs:
@@ -280,10 +290,16 @@ def error_form(error: HomeprefixdError) -> dict[str, Any]:
 
 
 async def _load(request: web.Request, alias: str, body: CommonBody, writer: LineWriter) -> web.Response:
-    """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not)."""
-    if body.unloads():
+    """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not, where that can be)."""
+    backend, seconds = request.app[BACKEND], body.seconds()
+    if seconds == 0:
+        if isinstance(backend, Residency):
+            await backend.unload(alias)
         return json_response(writer.without_prompt("unload"))
-    await request.app[BACKEND].convert(alias, DescribeTemplate(writer.rid))  # waits while it loads
+    if isinstance(backend, Residency):
+        await backend.load(alias, seconds)
+    else:
+        await backend.convert(alias, DescribeTemplate(writer.rid))  # waits while it loads
     return json_response(writer.without_prompt("load"))
 
 
@@ -295,8 +311,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
     writer = ChatLines(f"ollama-{identity.token()}", alias, identity.clock, error_form)
     if not body.messages:
         return await _load(request, alias, body, writer)
-    body.unloads()
-    return await _answer(request, chat_request(body, writer.rid, vocabulary(request, alias)), alias, writer)
+    return await _answer(request, chat_request(body, writer.rid, vocabulary(request, alias)), alias, body, writer)
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -307,14 +322,21 @@ async def generate(request: web.Request) -> web.StreamResponse:
     writer = TextLines(f"ollama-{identity.token()}", alias, identity.clock, error_form)
     if not body.prompt:
         return await _load(request, alias, body, writer)
-    body.unloads()
-    return await _answer(request, generate_request(body, writer.rid, vocabulary(request, alias)), alias, writer)
+    return await _answer(request, generate_request(body, writer.rid, vocabulary(request, alias)), alias, body, writer)
 
 
-async def _answer(request: web.Request, wanted: Generate, alias: str, writer: LineWriter) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, wanted: Generate, alias: str, body: CommonBody, writer: LineWriter
+) -> web.StreamResponse:
+    backend, seconds = request.app[BACKEND], body.seconds()
     wanted = with_standing(request, wanted, None)
     lines = LineStream(request, request.app[CONFIG].keep_alive) if wanted.stream else None
-    return await respond(request, request.app[BACKEND].generate(alias, wanted), writer, lines)
+    if seconds and isinstance(backend, Residency):
+        await backend.load(alias, seconds)
+    response = await respond(request, backend.generate(alias, wanted), writer, lines)
+    if seconds == 0 and isinstance(backend, Residency):
+        await backend.unload(alias)
+    return response
 
 
 async def absent(request: web.Request) -> web.Response:

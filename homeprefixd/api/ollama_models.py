@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from aiohttp import web
@@ -29,6 +30,38 @@ _LATEST = ":latest"
 _QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
 
 
+@runtime_checkable
+class Residency(Protocol):
+    """A backend that loads and unloads models when it is told to, and knows those that are not loaded."""
+
+    async def load(self, alias: str, keep_alive: float | None = None) -> None: ...
+
+    async def unload(self, alias: str) -> bool: ...
+
+    def known(self) -> list[Any]:
+        """Each with `alias`, `path`, `created`, `size` and `info`, a ModelInfo or None."""
+        ...
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model as it is listed. `size`: bytes, `created`: Unix time, s; `info`: where it is loaded."""
+
+    alias: str
+    path: str
+    size: int
+    created: int
+    info: ModelInfo | None
+
+
+def listed(request: web.Request) -> list[Listed]:
+    """All models, loaded or not as far as the backend tells."""
+    backend = request.app[BACKEND]
+    if isinstance(backend, Residency):
+        return [Listed(one.alias, one.path, one.size, one.created, one.info) for one in backend.known()]
+    return [Listed(info.alias, info.path, info.size, backend.created(info.alias), info) for info in backend.models()]
+
+
 class ShowBody(msgspec.Struct):
     """`POST /api/show`; `name` is what `model` was called before."""
 
@@ -52,26 +85,26 @@ def _count_text(count: int) -> str:
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
 
 
-def _details(info: ModelInfo) -> dict[str, Any]:
-    found = _QUANTIZATION.search(info.description) or _QUANTIZATION.search(info.path.upper())
+def _details(path: str, info: ModelInfo | None) -> dict[str, Any]:
+    found = (_QUANTIZATION.search(info.description) if info else None) or _QUANTIZATION.search(path.upper())
     return {
         "parent_model": "",
         "format": "gguf",
-        "family": info.arch,
-        "families": [info.arch],
-        "parameter_size": _count_text(info.n_params),
+        "family": info.arch if info else "",
+        "families": [info.arch] if info else [],
+        "parameter_size": _count_text(info.n_params) if info else "",
         "quantization_level": found[0] if found else "unknown",
     }
 
 
-def _entry(request: web.Request, info: ModelInfo) -> dict[str, Any]:
+def _entry(model: Listed) -> dict[str, Any]:
     return {
-        "name": info.alias,
-        "model": info.alias,
-        "modified_at": time_text(request.app[BACKEND].created(info.alias)),
-        "size": info.size,
-        "digest": str(info.namespace.get("model_sha256", "")),
-        "details": _details(info),
+        "name": model.alias,
+        "model": model.alias,
+        "modified_at": time_text(model.created),
+        "size": model.size,
+        "digest": str(model.info.namespace.get("model_sha256", "")) if model.info else "",
+        "details": _details(model.path, model.info),
     }
 
 
@@ -82,15 +115,20 @@ async def version(request: web.Request) -> web.Response:
 
 async def tags(request: web.Request) -> web.Response:
     """`GET /api/tags`: the models that can be asked."""
-    return json_response({"models": [_entry(request, info) for info in request.app[BACKEND].models()]})
+    return json_response({"models": [_entry(model) for model in listed(request)]})
 
 
 async def ps(request: web.Request) -> web.Response:
     """`GET /api/ps`: those in memory."""
-    loaded = request.app[BACKEND].models()
     more = {"expires_at": FOREVER, "size_vram": 0}
     return json_response(
-        {"models": [{**_entry(request, info), **more, "context_length": info.n_ctx} for info in loaded]}
+        {
+            "models": [
+                {**_entry(model), **more, "context_length": model.info.n_ctx}
+                for model in listed(request)
+                if model.info is not None
+            ]
+        }
     )
 
 
@@ -111,7 +149,7 @@ async def show(request: web.Request) -> web.Response:
             "modelfile": f"FROM {info.alias}\n",
             "parameters": "",
             "template": template,
-            "details": _details(info),
+            "details": _details(info.path, info),
             "model_info": {
                 "general.architecture": info.arch,
                 "general.parameter_count": info.n_params,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient
-from scripted_backend import TIMINGS, ScriptedBackend
+from aiohttp.test_utils import TestClient, TestServer
+from scripted_backend import MODEL, TIMINGS, MemoryAdmin, ScriptedBackend
 
+from homeprefixd.api.app import create_app
+from homeprefixd.api.keys import BACKEND
 from homeprefixd.api.ollama_models import capabilities
+from homeprefixd.config import ServerConfig
 from homeprefixd.errors import HomeprefixdError
-from homeprefixd.frames import Accepted, CallPiece, Converted, Delta, DescribeTemplate, Finished, Message
+from homeprefixd.frames import Accepted, CallPiece, Converted, Delta, DescribeTemplate, Finished, Message, ModelInfo
 
 TOOL = {"type": "function", "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}}}
 
@@ -75,6 +79,56 @@ async def test_rule_13_no_prompt_loads_or_unloads(
     assert (reply.status, said["done"], said["done_reason"]) == (200, True, reason)
     assert not backend.generations
     assert [type(one) for one in backend.conversions] == ([DescribeTemplate] if reason == "load" else [])
+
+
+class Resident(ScriptedBackend):
+    """A backend that loads and unloads, and has a model that is not loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, float | None]] = []
+
+    async def load(self, alias: str, keep_alive: float | None = None) -> None:
+        self.told.append((alias, keep_alive))
+
+    async def unload(self, alias: str) -> bool:
+        self.told.append((alias, 0))
+        return True
+
+    def known(self) -> list[Any]:
+        def model(alias: str, info: ModelInfo | None) -> SimpleNamespace:
+            return SimpleNamespace(alias=alias, path=f"/m/{alias}-Q8_0.gguf", size=5, created=0, info=info)
+
+        return [model("demo", MODEL), model("other", None)]
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "told"),
+    [
+        (None, []),
+        (-1, [("demo", -1.0)]),
+        ("-5m", [("demo", -1.0)]),
+        ("300s", [("demo", 300.0)]),
+        ("1h1.5m", [("demo", 3690.0)]),
+        (0, [("demo", 0)]),
+    ],
+)
+async def test_keep_alive_reaches_a_backend_that_can(admin: MemoryAdmin, keep_alive: Any, told: Any) -> None:
+    backend = Resident()
+    app = create_app(backend, admin, ServerConfig())
+    app[BACKEND] = backend
+    async with TestClient(TestServer(app)) as client:
+        assert (await client.post("/api/chat", json=body(keep_alive=keep_alive, stream=False))).status == 200
+        assert backend.told == told
+        backend.told.clear()
+        assert (await client.post("/api/generate", json={"keep_alive": keep_alive})).status == 200
+        assert backend.told == (told or [("demo", None)])
+        models = (await (await client.get("/api/tags")).json())["models"]
+        assert [(model["model"], model["details"]["quantization_level"]) for model in models] == [
+            ("demo", "Q8_0"),
+            ("other", "Q8_0"),
+        ]
+        assert [model["model"] for model in (await (await client.get("/api/ps")).json())["models"]] == ["demo"]
 
 
 async def test_options(client: TestClient, backend: ScriptedBackend) -> None:
