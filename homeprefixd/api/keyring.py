@@ -87,6 +87,8 @@ def read_keys(file: Path) -> list[Key]:
     try:
         with file.open("rb") as opened:
             data = opened.read(_MAX_FILE + 1)
+            if os.fstat(opened.fileno()).st_mode & 0o004:
+                logger.warning("%s can be read by everybody on this machine: chmod 600 %s", file, file)
     except OSError as error:
         raise ConfigError(f"the keys cannot be read from {file}: {error.strerror}; see server.keys_file") from error
     if len(data) > _MAX_FILE:

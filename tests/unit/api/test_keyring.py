@@ -63,6 +63,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_keys(tmp_path / "none")
 
 
+def test_a_file_that_everybody_reads_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(entry())
+    for mode, told in ((0o600, False), (0o640, False), (0o644, True)):
+        caplog.clear()
+        file.chmod(mode)
+        read_keys(file)
+        assert ("chmod 600" in caplog.text) == told
+
+
 def test_reload(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(entry())

@@ -14,6 +14,7 @@ from homeprefixd import config_sources
 from homeprefixd.api.keyring import read_keys
 from homeprefixd.cli.main import cli
 from homeprefixd.config_sources import Flag
+from homeprefixd.errors import ConfigError
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -85,6 +86,10 @@ def test_the_example_configuration_is_valid(text: str, tmp_path: Path) -> None:
 
 def test_the_example_keys_are_valid(text: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
-    file.write_text(between(text, "keys").removeprefix("```toml").removesuffix("```"))
+    shown = between(text, "keys").removeprefix("```toml").removesuffix("```")
+    file.write_text(shown)
+    with pytest.raises(ConfigError, match="openssl rand"):  # nobody is to use a key that stands in a README
+        read_keys(file)
+    file.write_text(shown.replace("PUT A LONG RANDOM TEXT HERE", "0123456789abcdef"))
     phone, guest = read_keys(file)
     assert (phone.admin, guest.own_namespace, guest.priority) == (True, True, "background")
