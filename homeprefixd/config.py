@@ -29,6 +29,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_body: int = 64 << 20  # bytes of a request's body
     grace: float = 20.0  # seconds that running requests get at a clean stop
     keep_alive: float = 10.0  # seconds between SSE comments while a prompt is prefilled
+    keys_file: str = ""  # API keys, see `api/keyring.py`; "": systemd's credential `api-keys`, if there is one
+    allow_open: bool = False  # listen beyond this machine without keys
+    ollama_port: int = 0  # a second port, for clients that know Ollama's (11434) only; 0: none
+    tls_cert: str = ""  # PEM with the certificate and those that lead to its root; "": no TLS
+    tls_key: str = ""  # PEM with its key; "": it is in `tls_cert`
+    cors_origins: str = ""  # pages beside local ones whose scripts may call, by spaces or commas; "*": all
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

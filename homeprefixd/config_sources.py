@@ -29,6 +29,7 @@ SYSTEM_FILE = Path("/etc/homeprefixd/config.toml")
 OWNER_FD = "HOMEPREFIXD_OWNER_FD"
 
 OTHER_VARIABLES: Mapping[str, str] = {
+    "HOMEPREFIXD_API_KEY": "the key that the commands send to a daemon that asks for one",
     "HOMEPREFIXD_CONFIG": "the configuration file, where --config is not given",
     "HOMEPREFIXD_DEBUG_LOGITS": "1: replies carry a hash of the first token's logits (`timings.logits_sha256`)",
     OWNER_FD: "number of an open pipe: the daemon stops when nobody holds its other end any more; `demo` sets it",
@@ -39,6 +40,8 @@ OTHER_VARIABLES: Mapping[str, str] = {
 
 NO_MODEL = "none"
 """`model.path` of a daemon without a model."""
+
+_FILES = ("server.keys_file", "server.tls_cert", "server.tls_key")
 
 _SIZES = frozenset(
     {
@@ -82,6 +85,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 MAX_SIZE = 64 << 40
 """Bytes. A process can map twice as many."""
 
+_TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
@@ -91,7 +96,7 @@ class Key:
 
     section: str
     name: str
-    kind: Literal["str", "int", "float", "size", "choice"]
+    kind: Literal["str", "int", "float", "bool", "size", "choice"]
     default: Any
     choices: tuple[str, ...] = ()
 
@@ -428,6 +433,8 @@ def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> A
             return _whole(key, value, origin)
         case "float":
             return _real(key, value, origin)
+        case "bool":
+            return _truth(key, value, origin)
         case "size":
             return _size(key, value, origin, percent)
 
@@ -471,6 +478,14 @@ def _real(key: Key, value: Any, origin: Origin) -> float:
     return float(value)
 
 
+def _truth(key: Key, value: Any, origin: Origin) -> bool:
+    if isinstance(value, str) and origin.kind != "file" and value.strip().lower() in _TRUTHS:
+        return _TRUTHS[value.strip().lower()]
+    if not isinstance(value, bool):
+        _refuse(origin, key.path, value, "true or false")
+    return value
+
+
 def _size(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> int:
     share = {"cache.hot": "memory", "models.memory": "memory", "cache.warm": "the disk"}.get(key.path)
     allowed = "a size such as 20GiB, 500MB or a number of bytes"
@@ -507,7 +522,7 @@ def parse_size(text: str) -> int | None:
 
 def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: Path | None) -> None:
     """`~` is the home; what a file names is relative to the file, what a person types to where they are."""
-    for path in ("model.path", "model.chat_template", "models.dir", "cache.dir", "records.file"):
+    for path in (*_FILES, "model.path", "model.chat_template", "models.dir", "cache.dir", "records.file"):
         text = values[path]
         if not text or (path == "model.path" and text == NO_MODEL):
             continue
@@ -546,10 +561,16 @@ def _is_expression(text: Any) -> bool:
 
 
 _MIB = 1 << 20
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+/?", re.IGNORECASE)
 
 _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "server.host": (lambda value: bool(value.strip()), "an address to listen on, such as 127.0.0.1 or 0.0.0.0"),
     "server.port": (_between(0, 65535), "1 to 65535, or 0 for any free port"),
+    "server.ollama_port": (_between(0, 65535), "a port such as 11434, or 0 for none"),
+    "server.cors_origins": (
+        lambda value: all(_ORIGIN.fullmatch(one) for one in value.replace(",", " ").split()),
+        "origins such as https://chat.home.lan, by spaces, or *",
+    ),
     "server.max_body": (_between(1024, 1 << 40), "at least 1KiB"),
     "server.grace": (_between(0, 3600), "0 to 3600 seconds"),
     "server.keep_alive": (_between(0.1, 3600), "0.1 to 3600 seconds"),
@@ -590,6 +611,13 @@ def _check(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
             f" {', '.join(KV_TYPES_WITHOUT_FLASH)}",
             param="model.kv_type",
         )
+    if values["server.tls_key"] and not values["server.tls_cert"]:
+        raise ConfigError(
+            f"{origins['server.tls_key']}: server.tls_key needs server.tls_cert, the certificate",
+            param="server.tls_key",
+        )
+    if values["server.ollama_port"] and values["server.ollama_port"] == values["server.port"]:
+        _refuse(origins["server.ollama_port"], "server.ollama_port", values["server.port"], "another than server.port")
     if 0 < values["model.pool"] < values["model.ctx"]:
         raise ConfigError(
             f"{origins['model.pool']}: model.pool cannot be {values['model.pool']}: it holds every request's tokens, so"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from . import listen, machine
+from .api.keyring import KeyRing, keys_file, secret_in
 from .config import CacheConfig, Config, ModelsConfig, RecordsConfig, ServerConfig
 from .config_sources import OWNER_FD, cache_directory
 from .errors import ConfigError, StoreError
@@ -34,12 +35,14 @@ from .reload import CurrentSettings, Reloader, has_terminal
 from .systemd import Systemd
 
 if TYPE_CHECKING:
+    import ssl
+
     from aiohttp import web
 
     from .models.backend import Backend, CacheAdmin
 
 DAEMON_FILE = "daemon.json"
-"""In the cache directory while the daemon runs: {"pid", "url"}, so that the commands find it."""
+"""In the cache directory while the daemon runs: {"pid", "url"} and with TLS "certificate", for the commands."""
 
 STORE_PATIENCE = 10.0
 """Seconds that the start waits for the store to answer; then the daemon serves without it until it does."""
@@ -76,7 +79,7 @@ class DaemonState:
 
 
 StateCallback = Callable[[DaemonState], None]
-CreateApp = Callable[["Backend", "CacheAdmin", ServerConfig], "web.Application"]
+CreateApp = Callable[["Backend", "CacheAdmin", ServerConfig, KeyRing], "web.Application"]
 
 
 def run(
@@ -207,13 +210,17 @@ def size_on_disk(directory: Path) -> int:
 
 
 def _create_app(
-    backend: Backend, admin: CacheAdmin, server: ServerConfig, recording: RecordsConfig | None = None
+    backend: Backend,
+    admin: CacheAdmin,
+    server: ServerConfig,
+    keys: KeyRing,
+    recording: RecordsConfig | None = None,
 ) -> web.Application:
     from .api.app import create_app  # late: the store starts while this is imported
     from .api.record_file import recorded
 
     name = socket.gethostname()
-    return create_app(backend, admin, server, hosts=(name, f"{name}.local"), records=recorded(recording))
+    return create_app(backend, admin, server, hosts=(name, f"{name}.local"), keys=keys, records=recorded(recording))
 
 
 class Daemon:
@@ -253,6 +260,8 @@ class Daemon:
         self._was_ready = False
         self._stop = asyncio.Event()
         self._sockets: list[socket.socket] = []
+        self._keys = KeyRing()
+        self._tls: ssl.SSLContext | None = None
         self._directory: Path | None = None
         self._file: Path | None = None
         self._store: StoreLink | None = None
@@ -296,7 +305,13 @@ class Daemon:
         self._say(DaemonState("starting", "starting"))
         catalog = Catalog.from_config(config.model, config.models)
         self._directory = directory = cache_directory(config.cache.dir, self._environ)
+        keys = keys_file(config.server.keys_file, self._environ.get("CREDENTIALS_DIRECTORY"))
+        self._keys = KeyRing(keys, lambda: secret_in(directory))
+        if config.server.keys_file and not self._keys:
+            raise ConfigError(f"{keys}: has no [[key]]; see server.keys_file in the README")
+        self._tls = listen.tls(config.server)
         self._sockets = self._systemd.take_sockets() or listen.bind(config.server)
+        listen.check_exposure(self._sockets, config.server, has_keys=bool(self._keys))
         spare = spare_memory(catalog, config.models.memory)
         try:
             settings = store_settings(config.cache, directory, config.log.level, spare)
@@ -329,7 +344,7 @@ class Daemon:
                 pool,
             )
         await store.launch()
-        app = self._create_app(pool, store, config.server)  # imports much, while the store starts
+        app = self._create_app(pool, store, config.server, self._keys)  # imports much, while the store starts
         if not await store.answers(STORE_PATIENCE):
             logger.error("the store does not answer yet (%s): serving without it", store.status()["reason"])
         await self._listen(app)
@@ -337,7 +352,8 @@ class Daemon:
         self._write_file()
         self._systemd.notify(READY="1", STATUS=f"serving at {self._url}")
         self._watchdog = asyncio.create_task(self._feed_watchdog())
-        logger.info("listening at %s, cache in %s", self._url, directory)
+        asked = f"{len(self._keys)} API keys" if self._keys else "no API keys"
+        logger.info("listening at %s, %s, cache in %s", self._url, asked, directory)
         self._show()
         await pool.first_loads()
         await asyncio.Event().wait()
@@ -359,10 +375,11 @@ class Daemon:
         crowd = Crowd()
         for sock in self._sockets:
             try:
-                await Site(runner, sock, crowd, access_log=access, keepalive_timeout=75.0).start()
+                await Site(runner, sock, crowd, tls=self._tls, access_log=access, keepalive_timeout=75.0).start()
             except OSError as error:  # another one that had bound it too listens since
                 raise listen.refusal(error, self._config.server.host, self._config.server.port) from error
-        self._url = next(filter(None, map(listen.url_of, self._sockets)), "")
+        scheme = "http" if self._tls is None else "https"
+        self._url = next(filter(None, (listen.url_of(sock, scheme) for sock in self._sockets)), "")
 
     def _write_file(self) -> None:
         if self._directory is None:
@@ -371,13 +388,22 @@ class Daemon:
         part = path.with_name(f"{DAEMON_FILE}.{os.getpid()}")
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump({"pid": os.getpid(), "url": self._url}, file)
+                certificate = {} if self._tls is None else {"certificate": self._config.server.tls_cert}
+                json.dump({"pid": os.getpid(), "url": self._url, **certificate}, file)
             part.replace(path)
             self._file = path
         except OSError as error:
             logger.warning("cannot write %s, so the commands need --url: %s", path, error.strerror)
 
     # ------------------------------------------------------------------------------------------------- while it runs
+
+    def reload_keys(self) -> None:
+        """Read the file of API keys again; what is wrong in it is logged, and the old ones stay."""
+        try:
+            self._keys.reload()
+            logger.info("%d API keys", len(self._keys))
+        except ConfigError as error:
+            logger.error("the API keys were not changed: %s", error.message)
 
     def _show(self) -> None:
         """Tell systemd and whoever watches what the models are doing."""

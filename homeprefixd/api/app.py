@@ -11,16 +11,23 @@ from aiohttp import web
 from ..config import ServerConfig
 from ..models.backend import Backend, CacheAdmin
 from . import admin as admin_routes
+from . import anthropic as anthropic_routes
 from . import embeddings as embedding_routes
 from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
+from . import ollama as ollama_routes
+from . import ollama_models as ollama_model_routes
 from . import openai as openai_routes
+from . import openapi as openapi_routes
 from . import record_routes
+from . import responses as responses_routes
 from . import transfer as transfer_routes
 from . import warming as warming_routes
+from .access import KEYS, Gate
 from .connection import connection_middleware
-from .errors import error_middleware
+from .errors import ERROR_FORMS, error_middleware
+from .keyring import KeyRing
 from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, RECORDS, Identity
 from .observed import Observations, ObservedBackend
 from .origin import OriginGuard
@@ -37,6 +44,7 @@ def create_app(
     config: ServerConfig,
     *,
     hosts: Collection[str] = (),
+    keys: KeyRing | None = None,
     clock: Callable[[], float] = time.time,
     token: Callable[[], str] = _random_token,
     records: Records | None = None,
@@ -45,14 +53,18 @@ def create_app(
 
     Serve it by a runner with `handler_cancellation=True`, that is how the generation of a client that left ends, and
     listen with `connection.Site`.
-    `hosts`: names of this machine under which administration is allowed, beside localhost and `config.host`. `clock`
-    (Unix time, s) and `token` (unique texts) make `created` and `id` of replies. `records`: of requests.
+    `hosts`: names of this machine under which administration is allowed, beside localhost and `config.host`. `keys`:
+    who may call; without any, everybody. `clock` (Unix time, s) and `token` (unique texts) make `created` and `id` of
+    replies. `records`: of requests.
     """
-    guard = OriginGuard([config.host, *hosts])
+    keys = KeyRing() if keys is None else keys
+    guard = OriginGuard([config.host, *hosts], config.cors_origins.replace(",", " ").split())
     app = web.Application(
-        client_max_size=config.max_body, middlewares=[connection_middleware, error_middleware, guard.middleware]
+        client_max_size=config.max_body,
+        middlewares=[connection_middleware, error_middleware, guard.middleware, Gate(keys).middleware],
     )
     kept = Records() if records is None else records
+    app[KEYS] = keys
     app[OBSERVATIONS] = observations = Observations()
     app[BACKEND] = ObservedBackend(backend, observations, records=kept)
     app[RECORDS] = kept
@@ -65,16 +77,22 @@ def create_app(
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
+    app[ERROR_FORMS] = {**anthropic_routes.ERROR_FORMS, **ollama_routes.ERROR_FORMS}
     rooms = (
         model_routes,
         openai_routes,
+        responses_routes,
         embedding_routes,
+        anthropic_routes,
+        ollama_routes,
+        ollama_model_routes,
         llamacpp_routes,
         admin_routes,
         warming_routes,
         transfer_routes,
         metrics_routes,
         record_routes,
+        openapi_routes,
     )
     app.add_routes([route for room in rooms for route in room.routes()])
     return app

@@ -22,13 +22,16 @@ import resource
 import select
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import HomeprefixdError, RequestError
 from .errors import INTERNAL, Handler, error_response, http_refusal
+
+if TYPE_CHECKING:
+    import ssl
 
 SETTLE = 0.05
 """Seconds after the client's end or a reply until a connection that serves nothing is closed: what was sent before the
@@ -150,6 +153,8 @@ class Connection(web.RequestHandler):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # a protocol may keep the connection open so
         """The client sends no more. True keeps the connection open for what we have to say."""
+        if self.transport is not None and self.transport.get_extra_info("sslcontext") is not None:
+            return None  # TLS knows no half-open connections: asyncio closes it
         self._half_open = True
         self._look_in(0.0 if self._request is not None else SETTLE)
         return True
@@ -267,10 +272,19 @@ async def connection_middleware(request: web.Request, handler: Handler) -> web.S
 class Site(web.BaseSite):
     """A bound socket that listens for a runner, with our `Connection`. `options`: of `web.RequestHandler`."""
 
-    def __init__(self, runner: web.AppRunner, sock: socket.socket, crowd: Crowd, **options: Any) -> None:
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        sock: socket.socket,
+        crowd: Crowd,
+        *,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(runner)
         self._sock = sock
         self._crowd = crowd
+        self._tls = tls
         self._options = options
 
     @property
@@ -285,5 +299,9 @@ class Site(web.BaseSite):
         await super().start()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(server, self._crowd, loop=loop, **self._options), sock=self._sock, backlog=128
+            lambda: Connection(server, self._crowd, loop=loop, **self._options),
+            sock=self._sock,
+            backlog=128,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else PATIENCE,
         )

@@ -1,6 +1,7 @@
-"""The edge where errors become replies: one shape, `{"error": {"message", "type", "param", "code"}}`.
+"""The edge where errors become replies: `{"error": {"message", "type", "param", "code"}}`, or what a dialect has.
 
-Knows the tree of errors and HTTP; knows nothing of dialects' requests.
+Knows the tree of errors and HTTP; knows nothing of dialects' requests. A dialect whose errors look different says so
+by the beginning of its paths (`ERROR_FORMS`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from .keys import CONFIG
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ErrorForm = Callable[[HomeprefixdError], dict[str, Any]]
+"""From an error to the object that a dialect's clients read."""
+
+ERROR_FORMS: web.AppKey[Mapping[str, ErrorForm]] = web.AppKey("error_forms")
+"""The beginning of a path -> its errors' form; all others have OpenAI's."""
 
 INTERNAL = "Something went wrong inside homeprefixd; its log says what."
 
@@ -44,7 +50,18 @@ def error_object(error: HomeprefixdError) -> dict[str, Any]:
     return {**details, "message": error.message, "type": error.type, "param": error.param, "code": error.code}
 
 
-def error_response(error: HomeprefixdError) -> web.Response:
+def openai_form(error: HomeprefixdError) -> dict[str, Any]:
+    """As OpenAI and llama-server have it."""
+    return {"error": error_object(error)}
+
+
+def form_of(request: web.Request) -> ErrorForm:
+    """How the errors of a request's route look."""
+    forms = request.app.get(ERROR_FORMS, {})
+    return next((form for beginning, form in forms.items() if request.path.startswith(beginning)), openai_form)
+
+
+def error_response(error: HomeprefixdError, form: ErrorForm = openai_form) -> web.Response:
     """The reply for an error that came before the first byte of a stream."""
     headers = {}
     retry_after = error.details.get("retry_after")
@@ -52,7 +69,9 @@ def error_response(error: HomeprefixdError) -> web.Response:
         retry_after = 1
     if isinstance(retry_after, int | float) and math.isfinite(retry_after):
         headers["Retry-After"] = str(max(0, math.ceil(retry_after)))
-    return json_response({"error": error_object(error)}, error.status, headers)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(form(error), error.status, headers)
 
 
 def is_gone(request: web.Request) -> bool:
@@ -80,7 +99,7 @@ async def read_body(request: web.Request) -> bytes:
         raise UnreadableBodyError(f"The request's body cannot be read: {what}", code="bad_body") from error
 
 
-def http_refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+def http_refusal(request: web.BaseRequest, error: web.HTTPException, form: ErrorForm = openai_form) -> web.Response:
     """aiohttp's own refusals (routing, mostly) in our shape; headers such as `Allow` are kept."""
     shown: HomeprefixdError
     if error.status == 404:
@@ -95,7 +114,7 @@ def http_refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Resp
     headers = {
         key: value for key, value in error.headers.items() if key.lower() not in ("content-type", "content-length")
     }
-    return json_response({"error": error_object(shown)}, error.status, headers)
+    return json_response(form(shown), error.status, headers)
 
 
 @web.middleware
@@ -106,16 +125,16 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except HomeprefixdError as error:
         level = logging.WARNING if error.status == 500 else logging.DEBUG
         logger.log(level, "%s %s: %d, %s", request.method, request.path, error.status, error.message)
-        response = error_response(error)
+        response = error_response(error, form_of(request))
         if isinstance(error, UnreadableBodyError):
             response.force_close()
         return response
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return http_refusal(request, error)
+        return http_refusal(request, error, form_of(request))
     except Exception:
         if is_gone(request):
             raise  # the client left while we talked to it; aiohttp ends the connection quietly
         logger.exception("%s %s failed", request.method, request.path)
-        return error_response(HomeprefixdError(INTERNAL, code="internal_error"))
+        return error_response(HomeprefixdError(INTERNAL, code="internal_error"), form_of(request))

@@ -17,6 +17,7 @@ from . import fields, page
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND
+from .ollama_models import GREETING
 
 MAX_KEEP_ALIVE = 1e9  # s
 
@@ -139,16 +140,21 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def root(request: web.Request) -> web.Response:
-    """`GET /`: what is this? For a browser, the page."""
+    """`GET /`: what is this? For a browser, the page; for programs that ask for nothing special, what Ollama's clients
+    look for.
+    """
     if page.is_wanted(request):
         return page.response()
+    if "application/json" not in request.headers.get("Accept", ""):
+        return web.Response(text=GREETING)
     return json_response(
         {
             "name": "homeprefixd",
             "version": __version__,
             "description": "A llama.cpp server whose long prompts cost nothing the second time.",
             "models": [known.alias for known in request.app[BACKEND].known()],
-            "api": ["/v1/models", "/v1/chat/completions", "/v1/completions", "/health"],
+            "api": ["/v1/models", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/health"],
+            "description_of_the_api": "/openapi.json",
             "admin": ["/cache/stats", "/cache/prefixes", "/cache/purge", "/models/load", "/models/unload", "/metrics"],
         }
     )

@@ -1,4 +1,6 @@
-"""Who may call from a browser: CORS for local pages, and a guard against DNS rebinding for what changes the cache."""
+"""Who may call from a browser: CORS for local pages and those that the configuration names, and a guard against DNS
+rebinding for what changes the cache.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from . import page
 from .errors import Handler
 
 _ADMIN = ("/cache", "/metrics", "/v1/metrics", "/models/details", "/models/load", "/models/unload")
-_METHODS = "GET, HEAD, POST, OPTIONS"
+_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 
 
 def _host_name(netloc: str) -> str | None:
@@ -51,14 +53,20 @@ def is_admin(request: web.Request) -> bool:
 
 
 class OriginGuard:
-    """`hosts`: names beside loopback's under which this daemon may be called for administration.
+    """`hosts`: names beside loopback's under which this daemon may be called for administration. `origins`: pages
+    beside local ones that may call the rest, as `https://chat.home.lan`; `*` is every page.
 
     A page of a stranger whose name was pointed at this machine sends its own name as `Host`; addresses cannot be
     pointed anywhere, so they are always fine.
     """
 
-    def __init__(self, hosts: Collection[str]) -> None:
+    def __init__(self, hosts: Collection[str], origins: Collection[str] = ()) -> None:
         self._hosts = {host.lower().rstrip(".") for host in hosts if host}
+        self._origins = {origin.lower().rstrip("/") for origin in origins}
+
+    def may_call(self, origin: str) -> bool:
+        """May pages of `origin` read replies?"""
+        return is_local_origin(origin) or "*" in self._origins or origin.lower() in self._origins
 
     def check_admin(self, request: web.Request) -> None:
         """Raises ForbiddenError."""
@@ -87,13 +95,15 @@ class OriginGuard:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Guard administration; answer preflights of local pages."""
+        """Guard administration; answer preflights of pages that may call. A browser sends no key with them."""
         if is_admin(request):
             self.check_admin(request)
         elif request.method == "OPTIONS" and "Origin" in request.headers:
             origin = request.headers["Origin"]
-            if not is_local_origin(origin):
-                raise ForbiddenError(f"Pages of {origin!r} may not call this server.", code="bad_origin")
+            if not self.may_call(origin):
+                raise ForbiddenError(
+                    f"Pages of {origin!r} may not call this server; see server.cors_origins.", code="bad_origin"
+                )
             headers = {
                 "Access-Control-Allow-Methods": _METHODS,
                 "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", "*"),
@@ -105,10 +115,10 @@ class OriginGuard:
         return await handler(request)
 
     async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Let local pages read replies. Streams send their headers early, so this is a signal, not in `middleware`."""
+        """Let pages read replies. Streams send their headers early, so this is a signal, not in `middleware`."""
         if is_admin(request):
             return
         response.headers["Vary"] = "Origin"
         origin = request.headers.get("Origin")
-        if origin is not None and is_local_origin(origin):
+        if origin is not None and self.may_call(origin):
             response.headers["Access-Control-Allow-Origin"] = origin

@@ -1,9 +1,13 @@
-"""Server-sent events: headers, one write per event, comments while there is nothing to say."""
+"""Streams of events: headers, one write per event, signs of life while there is nothing to say.
+
+Server-sent events, and lines of JSON (NDJSON), which Ollama has instead.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import ClassVar
 
 from aiohttp import web
 
@@ -12,7 +16,6 @@ from .connection import connection_of
 DONE = b"data: [DONE]\n\n"
 
 _HEADERS = {
-    "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would hold events back
 }
@@ -26,6 +29,8 @@ class EventStream:
     model is being loaded); what goes wrong from then on is told in the stream.
     """
 
+    content_type: ClassVar[str] = "text/event-stream"
+
     def __init__(self, request: web.Request, keep_alive: float) -> None:
         self._request = request
         self._keep_alive = keep_alive
@@ -36,7 +41,7 @@ class EventStream:
         self._ended = False
         self.note = "waiting"
         self._connection = connection_of(request)
-        self.response = web.StreamResponse(headers=_HEADERS)
+        self.response = web.StreamResponse(headers={"Content-Type": self.content_type, **_HEADERS})
 
     def __enter__(self) -> EventStream:
         if self._connection is not None:
@@ -98,4 +103,17 @@ class EventStream:
         with contextlib.suppress(ConnectionError):  # who writes the next event sees it too
             if not self.started:
                 await self.start()
-            await self.send(f": {self.note}\n\n".encode())
+            await self.send(self.comment())
+
+    def comment(self) -> bytes:
+        """What says nothing to a client but that we live."""
+        return f": {self.note}\n\n".encode()
+
+
+class LineStream(EventStream):
+    """Lines of JSON. Before the next one there may be white space, which every parser skips."""
+
+    content_type: ClassVar[str] = "application/x-ndjson"
+
+    def comment(self) -> bytes:
+        return b" "

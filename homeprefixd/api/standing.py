@@ -1,6 +1,6 @@
 """Whose a request is and how urgent: what the scheduler needs to be fair. The same for every dialect.
 
-Apps cannot be told apart by key yet, so an app is an address and what it calls itself (`User-Agent`).
+An app is its API key; where no keys are asked for, an address and what it calls itself (`User-Agent`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from aiohttp import web
 
 from ..errors import RequestError
 from ..frames import Generate
+from .access import KEYS, key_of
 
 PRIORITY_HEADER = "X-Homeprefixd-Priority"
 
 Priority = Literal["interactive", "normal", "background"]
 _PRIORITIES: dict[str, Priority] = {"interactive": "interactive", "normal": "normal", "background": "background"}
+_ORDER: list[Priority] = list(_PRIORITIES.values())  # the most urgent first
 _TIERS: dict[str, Priority] = {"priority": "interactive", "flex": "background"}
 """OpenAI's `service_tier`; its other values are normal."""
 
@@ -27,10 +29,12 @@ _NAME_LETTERS = 200  # of a client's name that are kept: it chooses them
 
 
 def with_standing(request: web.Request, generate: Generate, service_tier: object) -> Generate:
-    """`generate` with its priority and its client. Raises RequestError for a priority that there is not.
+    """`generate` with its priority, its client and its namespace. Raises RequestError for a priority that there is not.
 
-    The header counts most, then `service_tier`; a side request that nobody waits for is background by itself.
+    The header counts most, then `service_tier`; a side request that nobody waits for is background by itself. A key's
+    priority is the most that its requests can have, and what they have unless they say less.
     """
+    key = key_of(request)
     given = request.headers.get(PRIORITY_HEADER)
     if given is not None:
         priority = _PRIORITIES.get(given.strip().lower())
@@ -41,8 +45,14 @@ def with_standing(request: web.Request, generate: Generate, service_tier: object
     elif isinstance(service_tier, str) and service_tier in _TIERS:
         priority = _TIERS[service_tier]
     else:
-        priority = "background" if _is_side_request(generate) else "normal"
-    return msgspec.structs.replace(generate, priority=priority, client=_client(request))
+        usual = "normal" if key is None or key.priority is None else key.priority
+        priority = "background" if _is_side_request(generate) else usual
+    if key is None:
+        return msgspec.structs.replace(generate, priority=priority, client=_client(request))
+    if key.priority is not None:
+        priority = _ORDER[max(_ORDER.index(priority), _ORDER.index(key.priority))]
+    salt = request.app[KEYS].salt(key, generate.salt)
+    return msgspec.structs.replace(generate, priority=priority, client=f"key {key.name}", salt=salt)
 
 
 def _is_side_request(generate: Generate) -> bool:

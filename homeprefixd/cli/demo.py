@@ -36,8 +36,8 @@ WRITE_TIMEOUT = 15.0  # seconds that the demo waits for the write-behind queue, 
 STOP_TIMEOUT = 30.0  # seconds
 
 APPS = """\
-To serve your own apps:   PROGRAM serve [--model FILE.gguf] [--host 0.0.0.0]
-  base URL                http://127.0.0.1:8080/v1   (any API key; there is none to check yet)
+To serve your own apps:   PROGRAM serve [--model FILE.gguf]   (for the whole house: README, API keys)
+  base URL                http://127.0.0.1:8080/v1   (any API key: none is asked for)
   curl                    curl http://127.0.0.1:8080/v1/chat/completions \\
                             -H 'Content-Type: application/json' \\
                             -d '{"messages": [{"role": "user", "content": "Hello"}]}'

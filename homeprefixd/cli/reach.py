@@ -9,27 +9,76 @@ import contextlib
 import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
+from ..errors import (
+    ConfigError,
+    ForbiddenError,
+    HomeprefixdError,
+    NotFoundError,
+    RequestError,
+    UnauthorizedError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from ..prefix.client import AdminClient
 
 DAEMON_FILE = "daemon.json"
-"""In the cache directory while a daemon runs: {"pid": 123, "url": "http://127.0.0.1:8080"}."""
+"""In the cache directory while a daemon runs: {"pid": 123, "url": "http://127.0.0.1:8080"}, and with TLS its
+"certificate"."""
 
 STORE_FILE = "data.mdb"
 
+KEY_VARIABLE = "HOMEPREFIXD_API_KEY"
+
 HEALTH_TIMEOUT = 3.0  # seconds
 ANSWER_TIMEOUT = 120.0  # seconds; a purge of a large store takes some
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a daemon wants to see, and what we want to see of it."""
+
+    key: str = ""  # API key; "": none is sent
+    certificate: str = ""  # PEM file that its TLS certificate must be in, whatever name it has; "": any trusted one
+
+    def opener(self, url: str) -> urllib.request.OpenerDirector:
+        """Without proxies: the daemon is at home."""
+        plain = urllib.request.ProxyHandler({})
+        if not url.startswith("https:"):
+            return urllib.request.build_opener(plain)
+        context = ssl.create_default_context(cafile=self.certificate or None)
+        if self.certificate:
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return urllib.request.build_opener(plain, urllib.request.HTTPSHandler(context=context))
+
+
+def api_key(file: str | None, environ: Mapping[str, str]) -> str:
+    """The key in `file` (its first line), else `$HOMEPREFIXD_API_KEY`, else "". Raises ConfigError."""
+    if file is None:
+        key, source = environ.get(KEY_VARIABLE, "").strip(), KEY_VARIABLE
+    else:
+        try:
+            lines = Path(file).expanduser().read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file: {file} cannot be read: {error}") from error
+        key, source = lines[0] if lines else "", f"--api-key-file: {file}"
+        if not key:
+            raise ConfigError(f"{source} is empty; it holds one API key")
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{source}: an API key has ASCII letters only")
+    return key
 
 
 class Cache(Protocol):
@@ -52,15 +101,16 @@ class Cache(Protocol):
 
 
 @contextlib.contextmanager
-def reach(url: str | None, directory: Path | None) -> Iterator[Cache]:
+def reach(url: str | None, directory: Path | None, key: str = "") -> Iterator[Cache]:
     """The cache at `url`, else that of the daemon running on `directory`, else the closed store in it.
 
-    Raises UnavailableError, NotFoundError (no store there), StoreError (in use by something that does not answer).
+    `key`: for a daemon that asks for one. Raises UnavailableError, UnauthorizedError, ForbiddenError, NotFoundError (no
+    store there), StoreError (in use by something that does not answer).
     """
     if url is None and directory is not None:
         url = running_daemon(directory)
     if url is not None:
-        yield DaemonCache(url)
+        yield DaemonCache(url, door_to(directory, key))
         return
     if directory is None or not os.path.exists(directory / STORE_FILE):
         raise NotFoundError(
@@ -81,6 +131,7 @@ def running_daemon(directory: Path) -> str | None:
     try:
         entry = json.loads((directory / DAEMON_FILE).read_text())
         pid, url = int(entry["pid"]), connectable(str(entry["url"]))
+        door = Door(certificate=str(entry.get("certificate", "")))
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -89,7 +140,16 @@ def running_daemon(directory: Path) -> str | None:
         ) from error
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return url if is_alive(pid) and is_answering(url) else None
+    return url if is_alive(pid) and is_answering(url, door) else None
+
+
+def door_to(directory: Path | None, key: str) -> Door:
+    """How to talk to the daemon that runs on a directory; None: to one that was named by its URL."""
+    certificate = ""
+    if directory is not None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            certificate = str(json.loads((directory / DAEMON_FILE).read_text()).get("certificate", ""))
+    return Door(key, certificate)
 
 
 def is_alive(pid: int) -> bool:
@@ -105,10 +165,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def is_answering(url: str) -> bool:
+def is_answering(url: str, door: Door | None = None) -> bool:
     """Does `/health` answer, with whatever status? (503 while a model loads.)"""
     try:
-        call(url, "/health", timeout=HEALTH_TIMEOUT)
+        call(url, "/health", timeout=HEALTH_TIMEOUT, door=door)
     except UnavailableError as error:
         return bool(error.details.get("answered"))
     except HomeprefixdError:
@@ -123,19 +183,26 @@ def connectable(url: str) -> str:
     return url if host is None else parts._replace(netloc=f"{host}:{parts.port or 80}").geturl()
 
 
-def call(url: str, path: str, body: Mapping[str, Any] | None = None, timeout: float = ANSWER_TIMEOUT) -> Any:
-    """GET `path`, or POST `body` to it; the JSON that comes back.
+def call(
+    url: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    timeout: float = ANSWER_TIMEOUT,
+    door: Door | None = None,
+) -> Any:
+    """GET `path`, or POST `body` to it; the JSON that comes back. `door` None: with the environment's key.
 
-    Raises RequestError, NotFoundError, UnavailableError or HomeprefixdError with the daemon's message;
-    UnavailableError has the detail `answered`: False when nothing came at all.
+    Raises RequestError, UnauthorizedError, ForbiddenError, NotFoundError, UnavailableError or HomeprefixdError with the
+    daemon's message; UnavailableError has the detail `answered`: False when nothing came at all.
     """
     if "://" not in url:
         url = f"http://{url}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the daemon is at home
+    door = Door(api_key(None, os.environ)) if door is None else door
     data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {door.key}"} if door.key else {})}
     try:
-        request = urllib.request.Request(url.rstrip("/") + path, data, {"Content-Type": "application/json"})
-        with opener.open(request, timeout=timeout) as reply:
+        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
+        with door.opener(url).open(request, timeout=timeout) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
         with error:
@@ -159,6 +226,10 @@ def _message(body: bytes) -> str:
 
 
 def _from_status(status: int, message: str) -> HomeprefixdError:
+    if status == 401:
+        return UnauthorizedError(f"{message} Here: {KEY_VARIABLE} or --api-key-file.")
+    if status == 403:
+        return ForbiddenError(message)
     if status == 404:
         return NotFoundError(message)
     if status == 503:
@@ -169,18 +240,19 @@ def _from_status(status: int, message: str) -> HomeprefixdError:
 class DaemonCache:
     """The cache of a running daemon."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, door: Door) -> None:
         self.where = url
+        self._door = door
 
     def stats(self) -> dict[str, Any]:
-        return dict(call(self.where, "/cache/stats"))
+        return dict(call(self.where, "/cache/stats", door=self._door))
 
     def prefixes(self, limit: int, model: str) -> dict[str, Any]:
         query = {"limit": limit, **({"model": model} if model else {})}
-        return dict(call(self.where, f"/cache/prefixes?{urllib.parse.urlencode(query)}"))
+        return dict(call(self.where, f"/cache/prefixes?{urllib.parse.urlencode(query)}", door=self._door))
 
     def purge(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(call(self.where, "/cache/purge", what))
+        return dict(call(self.where, "/cache/purge", what, door=self._door))
 
 
 class ClosedCache:

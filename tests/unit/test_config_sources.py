@@ -139,6 +139,36 @@ def test_choices_from_text(load: Load) -> None:
     assert config.log.level == "debug"
 
 
+@pytest.mark.parametrize("text", ["true", "1", "yes", "On"])
+def test_truths_from_text(load: Load, text: str) -> None:
+    assert load(environ={"HOMEPREFIXD_SERVER_ALLOW_OPEN": text}).config.server.allow_open is True
+    assert load("[server]\nallow_open = true\n").config.server.allow_open is True
+    assert load(environ={"HOMEPREFIXD_SERVER_ALLOW_OPEN": "off"}).config.server.allow_open is False
+
+
+@pytest.mark.parametrize("text", ['"true"', "1", "[]"])
+def test_a_truth_in_a_file_is_a_truth(load: Load, text: str) -> None:
+    assert "true or false" in refused(load, f"[server]\nallow_open = {text}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('cors_origins = "chat.home.lan"', "https://chat.home.lan"),
+        ("ollama_port = 8080", "another than server.port"),
+        ("ollama_port = 99999", "11434"),
+        ('tls_key = "key.pem"', "server.tls_cert"),
+    ],
+)
+def test_settings_of_the_server_that_cannot_be(load: Load, text: str, word: str) -> None:
+    assert word in refused(load, f"[server]\n{text}\n")
+
+
+def test_files_of_the_server_are_relative_to_the_file(load: Load, tmp_path: Path) -> None:
+    text = '[server]\nkeys_file = "keys.toml"\ncors_origins = "https://a.lan, http://b.lan:3000 *"\n'
+    assert load(text).config.server.keys_file == str(tmp_path / "keys.toml")
+
+
 def test_paths_in_a_file_are_relative_to_it(load: Load, tmp_path: Path) -> None:
     config = load('[model]\npath = "m.gguf"\nchat_template = "{{ x }}"\n[cache]\ndir = "~/c"\n').config
     assert config.model.path == str(tmp_path / "m.gguf")

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from homeprefixd.api.keyring import KeyRing
 from homeprefixd.config import Config, ServerConfig
 from homeprefixd.daemon import Daemon, DaemonState, configure_logging
 from homeprefixd.errors import HomeprefixdError
@@ -23,7 +24,7 @@ from homeprefixd.models.backend import Backend, CacheAdmin
 from tests.integration.daemon.house import fake, say
 
 
-def create_app(backend: Backend, admin: CacheAdmin, _server: ServerConfig) -> web.Application:
+def create_app(backend: Backend, admin: CacheAdmin, _server: ServerConfig, _keys: KeyRing) -> web.Application:
     async def health(_request: web.Request) -> web.Response:
         return web.json_response(backend.status())
 

@@ -14,6 +14,7 @@ from homeprefixd.errors import HomeprefixdError, NotFoundError
 from homeprefixd.frames import (
     Accepted,
     Account,
+    CallPiece,
     Compacted,
     Conversion,
     Converted,
@@ -111,8 +112,17 @@ class ScriptedGeneration:
                 continue
             self.finished = isinstance(step, Finished)
             if isinstance(step, Finished) and not self.request.stream and not self.whole:
-                whole = "".join(part.text for part in self.script if isinstance(part, Delta))
-                step = msgspec.structs.replace(step, text=whole)
+                deltas = [part for part in self.script if isinstance(part, Delta)]
+                calls: dict[int, CallPiece] = {}
+                for piece in (piece for part in deltas for piece in part.calls):
+                    first = calls.setdefault(piece.index, CallPiece(piece.index, "", piece.id, piece.name))
+                    first.arguments += piece.arguments
+                step = msgspec.structs.replace(
+                    step,
+                    text="".join(part.text for part in deltas),
+                    reasoning="".join(part.reasoning for part in deltas),
+                    calls=list(calls.values()),
+                )
             yield step
 
 

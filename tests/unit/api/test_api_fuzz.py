@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 
 from homeprefixd import channel
+from homeprefixd.api import anthropic, ollama, responses
 from homeprefixd.api.admin import PurgeBody
 from homeprefixd.api.app import create_app
 from homeprefixd.api.llamacpp_completion import CompletionBody as NativeBody
@@ -68,6 +69,41 @@ CHAT = st.one_of(
     mostly(ChatBody, {"messages": [{"role": "user", "content": "x"}]}),
     st.fixed_dictionaries({"messages": st.lists(MESSAGE, max_size=3), "stream": st.booleans()}),
 )
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "tool_use", "tool_result", "thinking", "input_text", "image"])},
+    optional={
+        name: st.one_of(TEXTS, VALUES) for name in ("text", "thinking", "name", "input", "tool_use_id", "content")
+    },
+)
+ITEM = st.fixed_dictionaries(
+    {"type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "item_reference"])},
+    optional={
+        "role": st.sampled_from(["user", "assistant", "developer", "tool"]),
+        "content": st.one_of(TEXTS, st.lists(BLOCK, max_size=2), VALUES),
+        **{name: st.one_of(TEXTS, VALUES) for name in ("call_id", "name", "arguments", "output", "summary")},
+    },
+)
+DIALECTS = st.one_of(
+    st.tuples(
+        st.just("/v1/messages"),
+        st.fixed_dictionaries(
+            {
+                "messages": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "role": st.sampled_from(["user", "assistant", "system"]),
+                            "content": st.one_of(TEXTS, st.lists(BLOCK, max_size=3)),
+                        }
+                    ),
+                    max_size=3,
+                )
+            },
+            optional={"system": st.lists(BLOCK, max_size=2), "tools": VALUES, "stream": st.booleans()},
+        ),
+    ),
+    st.tuples(st.just("/v1/responses"), st.fixed_dictionaries({"input": st.lists(ITEM, max_size=4)})),
+    st.tuples(st.just("/api/chat"), st.fixed_dictionaries({"messages": st.lists(MESSAGE, max_size=3)})),
+)
 BODIES = st.one_of(
     st.tuples(st.just("/v1/chat/completions"), CHAT),
     st.tuples(st.just("/v1/completions"), mostly(CompletionBody, {"prompt": "x"})),
@@ -76,6 +112,13 @@ BODIES = st.one_of(
     st.tuples(st.just("/cache/purge"), mostly(PurgeBody, {"older_than": 5})),
     st.tuples(st.sampled_from(["/cache/warm", "/cache/match", "/cache/pin", "/cache/unpin"]), CHAT),
     st.tuples(st.sampled_from(["/cache/pin", "/cache/unpin"]), mostly(PinBody, {"label": "a", "prefix": "00"})),
+    st.tuples(
+        st.just("/v1/messages"), mostly(anthropic.MessagesBody, {"messages": [{"role": "user", "content": "x"}]})
+    ),
+    st.tuples(st.just("/v1/responses"), mostly(responses.ResponsesBody, {"input": "x"})),
+    st.tuples(st.just("/api/chat"), mostly(ollama.ChatBody, {"messages": [{"role": "user", "content": "x"}]})),
+    st.tuples(st.just("/api/generate"), mostly(ollama.GenerateBody, {"prompt": "x"})),
+    DIALECTS,
     st.tuples(st.sampled_from(["/v1/chat/completions", "/v1/completions", "/cache/purge", "/cache/pin"]), VALUES),
 )
 
@@ -95,9 +138,12 @@ async def check_post(client: TestClient, backend: ScriptedBackend, path: str, da
     assert reply.status in (200, 400, 404), text
     if reply.status != 200:
         error = json.loads(text)["error"]
+        if path.startswith("/api/"):
+            error = {"message": error}
         assert isinstance(error["message"], str)
         assert len(error["message"]) > 10
-        assert {"type", "param", "code"} <= set(error)
+        if not path.startswith(("/api/", "/v1/messages")):
+            assert {"type", "param", "code"} <= set(error)
         assert not backend.generations
     for generation in backend.generations:
         frame = channel.encode(generation.request)

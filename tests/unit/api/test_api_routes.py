@@ -79,7 +79,8 @@ async def test_health(client: TestClient, backend: ScriptedBackend) -> None:
 
 
 async def test_root(client: TestClient) -> None:
-    assert (await (await client.get("/")).json())["name"] == "homeprefixd"
+    reply = await client.get("/", headers={"Accept": "application/json"})
+    assert (await reply.json())["name"] == "homeprefixd"
     assert (await client.head("/")).status == 200
 
 

@@ -49,6 +49,7 @@ class Daemon:
     url: str = ""
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)  # the headers that came with them
 
 
 @pytest.fixture
@@ -60,6 +61,7 @@ def daemon() -> Iterator[Daemon]:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             state.asked.append((f"{self.command} {self.path}", body))
+            state.keys.append(self.headers.get("Authorization"))
             status, reply = state.answers.get(f"{self.command} {self.path.split('?')[0]}", (404, {}))
             payload = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
             self.send_response(status)

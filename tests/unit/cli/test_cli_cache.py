@@ -257,6 +257,34 @@ def test_a_proxy_is_not_asked(command: Callable[..., Any], daemon: Any, monkeypa
     assert command("stats", "--url", daemon.url).code == 0
 
 
+def test_the_key_is_sent(
+    command: Callable[..., Any], daemon: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    daemon.answers["GET /cache/stats"] = 200, STATS
+    file = tmp_path / "key"
+    file.write_text("from-the-file \n")
+    assert command("stats", "--url", daemon.url).code == 0
+    monkeypatch.setenv("HOMEPREFIXD_API_KEY", "from-the-variable")
+    assert command("stats", "--url", daemon.url).code == 0
+    assert command("stats", "--url", daemon.url, "--api-key-file", str(file)).code == 0
+    assert daemon.keys == [None, "Bearer from-the-variable", "Bearer from-the-file"]
+
+
+def test_a_key_that_is_none(command: Callable[..., Any], daemon: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    for file, word in ((tmp_path / "empty", "empty"), (tmp_path / "missing", "missing")):
+        result = command("stats", "--url", daemon.url, "--api-key-file", str(file))
+        assert result.code == 2
+        assert word in result.err
+
+
+def test_a_daemon_that_asks_for_a_key_says_how(command: Callable[..., Any], daemon: Any) -> None:
+    daemon.answers["GET /cache/stats"] = 401, {"error": {"message": "This server asks for an API key."}}
+    result = command("stats", "--url", daemon.url)
+    assert result.code == 1
+    assert "HOMEPREFIXD_API_KEY or --api-key-file" in result.err
+
+
 def test_an_empty_directory_is_no_cache(command: Callable[..., Any], tmp_path: Path) -> None:
     result = command("stats", "--cache-dir", str(tmp_path))
     assert result.code == 4

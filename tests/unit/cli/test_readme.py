@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from homeprefixd import config_sources
+from homeprefixd.api.keyring import read_keys
 from homeprefixd.cli.main import cli
 from homeprefixd.config_sources import Flag
+from homeprefixd.errors import ConfigError
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -73,10 +75,21 @@ def test_other_variables_are_listed(text: str) -> None:
 
 
 def test_the_example_configuration_is_valid(text: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```toml\n(.*?)```", text.replace(between(text, "keys"), ""), re.DOTALL)
     assert blocks
     for block in blocks:
         file = tmp_path / "config.toml"
         file.write_text(block)
         loaded = config_sources.load(environ={"HOME": str(tmp_path)}, config_file=Flag("--config", str(file)))
         assert any(origin.kind == "file" for origin in loaded.origins.values())
+
+
+def test_the_example_keys_are_valid(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    shown = between(text, "keys").removeprefix("```toml").removesuffix("```")
+    file.write_text(shown)
+    with pytest.raises(ConfigError, match="openssl rand"):  # nobody is to use a key that stands in a README
+        read_keys(file)
+    file.write_text(shown.replace("PUT A LONG RANDOM TEXT HERE", "0123456789abcdef"))
+    phone, guest = read_keys(file)
+    assert (phone.admin, guest.own_namespace, guest.priority) == (True, True, "background")

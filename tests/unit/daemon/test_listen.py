@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from homeprefixd import listen
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import ConfigError
+
+
+@contextlib.contextmanager
+def bound(config: ServerConfig) -> Iterator[list[socket.socket]]:
+    sockets = listen.bind(config)
+    try:
+        yield sockets
+    finally:
+        listen.close(sockets)
 
 
 def test_a_free_port_and_its_url() -> None:
@@ -60,3 +74,73 @@ def test_a_host_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(ConfigError, match=r"server\.host 'nas' .*Name or service not known"):
         listen.bind(ServerConfig(host="nas"))
+
+
+# ------------------------------------------------------------------------------------------------- a second port
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def test_a_port_for_ollamas_clients() -> None:
+    port = free_port()
+    with bound(ServerConfig(port=0, ollama_port=port)) as (first, second):
+        assert second.getsockname()[1] == port != first.getsockname()[1]
+
+
+def test_a_port_for_ollamas_clients_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"^server\.ollama_port: port {port} on .* in use by another program$"):
+            listen.bind(ServerConfig(port=0, ollama_port=port))
+
+
+# ------------------------------------------------------------------------------------------------- who can reach it
+
+
+def test_beyond_this_machine_only_with_keys_or_when_told_so() -> None:
+    with bound(ServerConfig(host="0.0.0.0", port=0)) as sockets:
+        for config, has_keys in ((ServerConfig(allow_open=True), False), (ServerConfig(), True)):
+            listen.check_exposure(sockets, config, has_keys=has_keys)
+        with pytest.raises(ConfigError) as caught:
+            listen.check_exposure(sockets, ServerConfig(), has_keys=False)
+        assert caught.value.exit_code == 2
+        for word in ("0.0.0.0", "server.keys_file", "server.host", "server.allow_open"):
+            assert word in caught.value.message
+
+
+def test_this_machine_needs_no_keys() -> None:
+    with bound(ServerConfig(host="localhost", port=0)) as sockets:
+        listen.check_exposure(sockets, ServerConfig(), has_keys=False)
+    with socket.socket(socket.AF_UNIX) as sock:
+        listen.check_exposure([sock], ServerConfig(), has_keys=False)
+
+
+# ------------------------------------------------------------------------------------------------- TLS
+
+
+def test_no_certificate_no_tls() -> None:
+    assert listen.tls(ServerConfig()) is None
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key"])
+def test_certificates_that_are_none(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "x.pem"
+    file.write_text("not a certificate")
+    missing = str(tmp_path / "missing.pem")
+    files = {"tls_cert": str(file), "tls_key": str(file), name: missing}
+    with pytest.raises(ConfigError, match=rf"server\.{name}: .*missing\.pem cannot be read"):
+        listen.tls(ServerConfig(**files))
+    with pytest.raises(ConfigError, match=r"server\.tls_cert, server\.tls_key: .*x\.pem"):
+        listen.tls(ServerConfig(tls_cert=str(file)))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_key_that_is_encrypted_is_not_asked_for(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-subj", "/CN=nas", "-passout", "pass:secret"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    with pytest.raises(ConfigError, match="encrypted"):
+        listen.tls(ServerConfig(tls_cert=str(cert), tls_key=str(key)))

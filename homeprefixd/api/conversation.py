@@ -1,0 +1,82 @@
+"""What a conversation is to every dialect: from a dialect's own words to the messages that the template sees.
+
+The same conversation gives the same messages whatever dialect it comes in, so that it is the same prompt and shares
+its blocks. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import RequestError
+from ..frames import Constraint, Generate
+from . import fields
+
+
+def joined(texts: Sequence[str]) -> str | None:
+    """Texts of one message's parts, as the OpenAI dialect joins them; None for none."""
+    return "\n".join(texts) if texts else None
+
+
+def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """A tool as templates know it, its keys in the order in which OpenAI's clients write them."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def tool_call(ident: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    """A call in an assistant's message, as templates know it. `arguments`: an object, or the text of one."""
+    function = {"name": name, "arguments": arguments}
+    return {**({} if ident is None else {"id": ident}), "type": "function", "function": function}
+
+
+def tool_names(tools: Sequence[dict[str, Any]] | None) -> list[str]:
+    """Of tools in OpenAI's form."""
+    return [str(tool.get("function", {}).get("name", "")) for tool in tools or []]
+
+
+def checked_choice(choice: str, tools: Sequence[dict[str, Any]] | None, param: str = "tool_choice") -> str:
+    """`Generate.tool_choice`, if it can be kept. Raises RequestError."""
+    if choice in ("auto", "none"):
+        return choice
+    names = tool_names(tools)
+    if not names:
+        raise RequestError(f"`{param}` asks for a call, but `tools` has none.", param=param, code="out_of_range")
+    if choice.startswith("=") and choice[1:] not in names:
+        raise RequestError(
+            f"`{param}` names {choice[1:][:60]!r}, which is not among `tools`: {', '.join(names)[:300]}.",
+            param=param,
+            code="out_of_range",
+        )
+    return choice
+
+
+def schema_constraint(schema: dict[str, Any], param: str) -> Constraint:
+    """A reply that must fit a JSON schema. Raises RequestError."""
+    fields.check_plain(param, schema)
+    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+
+
+def unsupported(param: str, message: str) -> RequestError:
+    """What would change the reply and is not done."""
+    return RequestError(message, param=param, code="unsupported_value")
+
+
+def missing(param: str) -> RequestError:
+    return RequestError(f"`{param}` is missing.", param=param, code="missing_field")
+
+
+def check_call(generate: Generate) -> None:
+    """Refuse what could not reach the worker. Raises RequestError."""
+    fields.check_plain("tools", generate.tools)
+    for index, message in enumerate(generate.messages or []):
+        if message.tool_calls:
+            fields.check_plain(f"messages[{index}]", message.tool_calls)
+    fields.check_plain("chat_template_kwargs", generate.template_kwargs)

@@ -1,0 +1,355 @@
+"""Ollama's dialect, requests: `POST /api/chat` and `/api/generate`, and what is not done here.
+
+A model's memory is not divided by requests, so `num_ctx` and the like change nothing: a prompt finds its blocks
+whatever is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..errors import HomeprefixdError, RequestError
+from ..frames import Constraint, DescribeTemplate, Generate, Message, Sampling
+from . import conversation, fields
+from .conversation import unsupported
+from .errors import json_response, read_body
+from .fields import Number, SamplingFields
+from .keys import BACKEND, CONFIG, IDENTITY
+from .ollama_models import Residency, resolve
+from .ollama_reply import ChatLines, LineWriter, TextLines
+from .openai import vocabulary
+from .replies import respond
+from .sse import LineStream
+from .standing import with_standing
+
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+MAX_KEEP_ALIVE = 1e9  # s
+_ROLES = ("system", "user", "assistant", "tool")
+_LEVELS = ("low", "medium", "high", "max")
+
+_BY_HAND = "put a GGUF file on the server's disk and name it in its configuration."
+
+ABSENT = {
+    "/api/pull": f"Models cannot be pulled here: {_BY_HAND}",
+    "/api/push": "Models cannot be pushed here.",
+    "/api/create": f"Models cannot be created here: {_BY_HAND}",
+    "/api/copy": "Models cannot be copied here.",
+    "/api/delete": "Models cannot be deleted here: remove the file on the server's disk.",
+    "/api/embed": "Embeddings are not supported here.",
+    "/api/embeddings": "Embeddings are not supported here.",
+}
+"""Ollama's routes that are not done here -> what is answered."""
+
+
+class Options(SamplingFields, kw_only=True):
+    """What is known of `options`; the rest is about memory and threads, which are the server's."""
+
+    num_predict: Number = None
+    stop: str | list[str] | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class ToolCall(msgspec.Struct):
+    function: FunctionCall
+    id: str | None = None
+
+
+class MessageBody(msgspec.Struct):
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class CommonBody(msgspec.Struct, kw_only=True):
+    """Fields that both routes take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: Options | None = None
+    keep_alive: Number | str = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+
+    def sampling(self, n_vocab: int | None) -> Sampling:
+        options = self.options or Options()
+        if options.repeat_last_n == -1:  # the whole context, which other dialects have no word for
+            options.repeat_last_n = None
+            return msgspec.structs.replace(options.sampling(n_vocab), repeat_last_n=-1)
+        return options.sampling(n_vocab)
+
+    def limit(self) -> int:
+        """Tokens to generate at most; Ollama's -1 and -2 mean that the context is the only bound."""
+        value = fields.whole("options.num_predict", self.options.num_predict if self.options else None, -2)
+        return -1 if value is None or value <= 0 else value
+
+    def stops(self) -> list[str]:
+        return fields.stop_strings(self.options.stop if self.options else None)
+
+    def constraint(self) -> Constraint | None:
+        if isinstance(self.format, dict):
+            return conversation.schema_constraint(self.format, "format")
+        if self.format not in (None, "", "json"):
+            raise RequestError(
+                f"`format` must be 'json' or a JSON schema, not {str(self.format)[:40]!r}.", param="format"
+            )
+        return Constraint("json_object") if self.format else None
+
+    def template_kwargs(self) -> dict[str, Any]:
+        if self.think is None:
+            return {}
+        if isinstance(self.think, bool):
+            return {"enable_thinking": self.think}
+        if self.think not in _LEVELS:
+            raise RequestError(
+                f"`think` must be true, false or one of {', '.join(_LEVELS)}, not {self.think[:40]!r}.", param="think"
+            )
+        return {"enable_thinking": True, "reasoning_effort": self.think}
+
+    def seconds(self) -> float | None:
+        """`keep_alive`: how long the model stays loaded unused, negative for ever, 0 not at all; None: as is usual.
+
+        Raises RequestError if it is no time.
+        """
+        given = self.keep_alive
+        if given is None:
+            return None
+        if isinstance(given, str):
+            text = given.strip()
+            if re.fullmatch(r"[+-]?\d{1,9}", text):
+                given = int(text)
+            elif _DURATION.fullmatch(text):
+                total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+                given = -total if text.startswith("-") else total
+            else:
+                raise RequestError(
+                    f"`keep_alive` must be a number of seconds or a time such as '5m', not {given[:40]!r}.",
+                    param="keep_alive",
+                )
+        return -1.0 if given < 0 else min(float(given), MAX_KEEP_ALIVE)
+
+    def check_unsupported(self) -> None:
+        if self.logprobs:
+            raise unsupported("logprobs", "`logprobs` is not supported here.")
+
+
+class ChatBody(CommonBody, kw_only=True):
+    """`POST /api/chat`."""
+
+    messages: list[MessageBody] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateBody(CommonBody, kw_only=True):
+    """`POST /api/generate`."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    suffix: str | None = None
+    template: str | None = None
+    images: list[Any] | None = None
+    context: list[int] | None = None
+
+
+_IGNORED = frozenset({"truncate", "shift", "top_logprobs"})
+
+
+# ---------------------------------------------------------------------------------------------------- messages
+
+
+class _CallIds:
+    """Ids for calls that came without: templates of some models insist on them, and on nine letters and digits.
+
+    Results follow their calls in order, or say the tool's name.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: list[tuple[str, str]] = []  # (id, name) of calls without a result so far
+
+    def of_call(self, call: ToolCall) -> str:
+        self._count += 1
+        ident = call.id or f"call{self._count:05}"
+        self._open.append((ident, call.function.name))
+        return ident
+
+    def of_result(self, message: MessageBody) -> str | None:
+        if message.tool_call_id:
+            self._open = [pair for pair in self._open if pair[0] != message.tool_call_id]
+            return message.tool_call_id
+        for pair in self._open:
+            if message.tool_name in (None, "", pair[1]):
+                self._open.remove(pair)
+                return pair[0]
+        return None
+
+
+def _message(index: int, body: MessageBody, ids: _CallIds) -> Message:
+    where = f"messages[{index}]"
+    if body.role not in _ROLES:
+        raise RequestError(
+            f"`{where}.role` must be {', '.join(_ROLES[:-1])} or {_ROLES[-1]}, not {body.role[:40]!r}.",
+            param=f"{where}.role",
+            code="unknown_role",
+        )
+    if body.images:
+        raise unsupported(f"{where}.images", f"`{where}.images`: images are not supported here.")
+    calls = [
+        conversation.tool_call(ids.of_call(call), call.function.name, call.function.arguments)
+        for call in body.tool_calls or []
+    ]
+    content = body.content or ("" if not calls else None)
+    return Message(
+        role=body.role,
+        content=content,
+        name=body.tool_name or None,
+        tool_calls=calls or None,
+        tool_call_id=ids.of_result(body) if body.role == "tool" else None,
+        reasoning_content=body.thinking or None,
+    )
+
+
+def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    for index, tool in enumerate(tools or []):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"`tools[{index}].function.name` is missing.", param=f"tools[{index}].function.name")
+    return tools or None
+
+
+def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
+    """Checked and turned into what the worker takes. Raises RequestError."""
+    body.check_unsupported()
+    ids = _CallIds()
+    generate = Generate(
+        rid=rid,
+        messages=[_message(index, message, ids) for index, message in enumerate(body.messages or [])],
+        prompt=None,
+        tools=_tools(body.tools),
+        template_kwargs=body.template_kwargs(),
+        max_tokens=body.limit(),
+        stop=body.stops(),
+        sampling=body.sampling(n_vocab),
+        stream=body.stream is not False,
+        constraint=body.constraint(),
+    )
+    conversation.check_call(generate)
+    return generate
+
+
+def generate_request(body: GenerateBody, rid: str, n_vocab: int | None) -> Generate:
+    """Checked and turned into what the worker takes; `raw` is without a template. Raises RequestError."""
+    body.check_unsupported()
+    for name, why in (
+        ("suffix", "`suffix` is not supported here."),
+        ("template", "`template` is not supported here: the server's `model.chat_template` sets it."),
+        ("images", "`images` is not supported here."),
+        ("context", "`context` is not supported here: send the conversation to /api/chat; what is known is reused."),
+    ):
+        if getattr(body, name):
+            raise unsupported(name, why)
+    prompt = body.prompt or ""
+    messages = [Message("system", body.system)] if body.system else []
+    generate = Generate(
+        rid=rid,
+        messages=None if body.raw else [*messages, Message("user", prompt)],
+        prompt=prompt if body.raw else None,
+        tools=None,
+        template_kwargs=body.template_kwargs(),
+        max_tokens=body.limit(),
+        stop=body.stops(),
+        sampling=body.sampling(n_vocab),
+        stream=body.stream is not False,
+        constraint=body.constraint(),
+    )
+    conversation.check_call(generate)
+    return generate
+
+
+# ---------------------------------------------------------------------------------------------------- routes
+
+
+def error_form(error: HomeprefixdError) -> dict[str, Any]:
+    """As Ollama's clients read errors."""
+    return {"error": error.message}
+
+
+async def _load(request: web.Request, alias: str, body: CommonBody, writer: LineWriter) -> web.Response:
+    """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not, where that can be)."""
+    backend, seconds = request.app[BACKEND], body.seconds()
+    if seconds == 0:
+        if isinstance(backend, Residency):
+            await backend.unload(alias)
+        return json_response(writer.without_prompt("unload"))
+    if isinstance(backend, Residency):
+        await backend.load(alias, seconds)
+    else:
+        await backend.convert(alias, DescribeTemplate(writer.rid))  # waits while it loads
+    return json_response(writer.without_prompt("load"))
+
+
+async def chat(request: web.Request) -> web.StreamResponse:
+    """`POST /api/chat`."""
+    body = fields.decode(await read_body(request), ChatBody, _IGNORED)
+    alias = resolve(request, body.model)
+    identity = request.app[IDENTITY]
+    writer = ChatLines(f"ollama-{identity.token()}", alias, identity.clock, error_form)
+    if not body.messages:
+        return await _load(request, alias, body, writer)
+    return await _answer(request, chat_request(body, writer.rid, vocabulary(request, alias)), alias, body, writer)
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """`POST /api/generate`."""
+    body = fields.decode(await read_body(request), GenerateBody, _IGNORED)
+    alias = resolve(request, body.model)
+    identity = request.app[IDENTITY]
+    writer = TextLines(f"ollama-{identity.token()}", alias, identity.clock, error_form)
+    if not body.prompt:
+        return await _load(request, alias, body, writer)
+    return await _answer(request, generate_request(body, writer.rid, vocabulary(request, alias)), alias, body, writer)
+
+
+async def _answer(
+    request: web.Request, wanted: Generate, alias: str, body: CommonBody, writer: LineWriter
+) -> web.StreamResponse:
+    backend, seconds = request.app[BACKEND], body.seconds()
+    wanted = with_standing(request, wanted, None)
+    lines = LineStream(request, request.app[CONFIG].keep_alive) if wanted.stream else None
+    if seconds and isinstance(backend, Residency):
+        await backend.load(alias, seconds)
+    response = await respond(request, backend.generate(alias, wanted), writer, lines)
+    if seconds == 0 and isinstance(backend, Residency):
+        await backend.unload(alias)
+    return response
+
+
+async def absent(request: web.Request) -> web.Response:
+    """What Ollama does and we do not. The body is not looked at."""
+    raise RequestError(f"{ABSENT[request.path]} (not supported by homeprefixd)", code="unsupported_route")
+
+
+ERROR_FORMS = {"/api/": error_form}
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/api/chat", chat),
+        web.post("/api/generate", generate),
+        *(web.route("DELETE" if path == "/api/delete" else "POST", path, absent) for path in ABSENT),
+    ]

@@ -1,0 +1,182 @@
+"""Ollama's dialect, what there is: `/api/version`, `/api/tags`, `/api/ps`, `/api/show`, and the greeting at `/`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+from aiohttp import web
+
+from .. import __version__
+from ..errors import NotFoundError, UnavailableError
+from ..frames import DescribeTemplate, ModelInfo
+from . import fields
+from .conversation import missing
+from .errors import json_response, read_body
+from .keys import BACKEND, IDENTITY
+from .ollama_reply import time_text
+
+API_VERSION = "0.12.6"
+"""Of Ollama, whose API this follows: clients ask for it to know what they may use."""
+
+GREETING = "Ollama is running"
+
+FOREVER = "2318-01-01T00:00:00Z"
+"""When a model leaves memory that stays until the daemon ends."""
+
+_LATEST = ":latest"
+_QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
+
+
+@runtime_checkable
+class Residency(Protocol):
+    """A backend that loads and unloads models when it is told to, and knows those that are not loaded."""
+
+    async def load(self, alias: str, keep_alive: float | None = None) -> None: ...
+
+    async def unload(self, alias: str) -> bool: ...
+
+    def known(self) -> list[Any]:
+        """Each with `alias`, `path`, `created`, `size` and `info`, a ModelInfo or None."""
+        ...
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model as it is listed. `size`: bytes, `created`: Unix time, s; `info`: where it is loaded."""
+
+    alias: str
+    path: str
+    size: int
+    created: int
+    info: ModelInfo | None
+
+
+def listed(request: web.Request) -> list[Listed]:
+    """All models, loaded or not as far as the backend tells."""
+    backend = request.app[BACKEND]
+    if isinstance(backend, Residency):
+        return [Listed(one.alias, one.path, one.size, one.created, one.info) for one in backend.known()]
+    return [Listed(info.alias, info.path, info.size, backend.created(info.alias), info) for info in backend.models()]
+
+
+class ShowBody(msgspec.Struct):
+    """`POST /api/show`; `name` is what `model` was called before."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+def resolve(request: web.Request, name: str | None) -> str:
+    """The alias that `model` means; clients of Ollama may add ":latest". Raises as `Backend.resolve`."""
+    backend = request.app[BACKEND]
+    try:
+        return backend.resolve(name)
+    except NotFoundError:
+        if name is None or not name.endswith(_LATEST):
+            raise
+        return backend.resolve(name.removesuffix(_LATEST))
+
+
+def _count_text(count: int) -> str:
+    """135M, 7.2B."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+
+
+def _details(path: str, info: ModelInfo | None) -> dict[str, Any]:
+    found = (_QUANTIZATION.search(info.description) if info else None) or _QUANTIZATION.search(path.upper())
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": info.arch if info else "",
+        "families": [info.arch] if info else [],
+        "parameter_size": _count_text(info.n_params) if info else "",
+        "quantization_level": found[0] if found else "unknown",
+    }
+
+
+def _entry(model: Listed) -> dict[str, Any]:
+    return {
+        "name": model.alias,
+        "model": model.alias,
+        "modified_at": time_text(model.created),
+        "size": model.size,
+        "digest": str(model.info.namespace.get("model_sha256", "")) if model.info else "",
+        "details": _details(model.path, model.info),
+    }
+
+
+async def version(request: web.Request) -> web.Response:
+    """`GET /api/version`."""
+    return json_response({"version": API_VERSION, "homeprefixd": __version__})
+
+
+async def tags(request: web.Request) -> web.Response:
+    """`GET /api/tags`: the models that can be asked."""
+    return json_response({"models": [_entry(model) for model in listed(request)]})
+
+
+async def ps(request: web.Request) -> web.Response:
+    """`GET /api/ps`: those in memory."""
+    more = {"expires_at": FOREVER, "size_vram": 0}
+    return json_response(
+        {
+            "models": [
+                {**_entry(model), **more, "context_length": model.info.n_ctx}
+                for model in listed(request)
+                if model.info is not None
+            ]
+        }
+    )
+
+
+async def show(request: web.Request) -> web.Response:
+    """`POST /api/show`: what clients adapt to."""
+    body = fields.decode(await read_body(request), ShowBody, frozenset({"verbose", "system", "template", "options"}))
+    name = body.model or body.name
+    if not name:
+        raise missing("model")
+    alias = resolve(request, name)
+    backend = request.app[BACKEND]
+    template = (await backend.convert(alias, DescribeTemplate(f"ask-{request.app[IDENTITY].token()}"))).text
+    info = next((one for one in backend.models() if one.alias == alias), None)
+    if info is None:
+        raise UnavailableError("Loading model", retry_after=1)
+    return json_response(
+        {
+            "modelfile": f"FROM {info.alias}\n",
+            "parameters": "",
+            "template": template,
+            "details": _details(info.path, info),
+            "model_info": {
+                "general.architecture": info.arch,
+                "general.parameter_count": info.n_params,
+                f"{info.arch}.context_length": info.n_ctx,
+                f"{info.arch}.embedding_length": info.n_embd,
+                f"{info.arch}.vocab_size": info.n_vocab,
+            },
+            "capabilities": capabilities(template),
+            "modified_at": time_text(backend.created(alias)),
+        }
+    )
+
+
+def capabilities(template: str) -> list[str]:
+    """What the model can, as its chat template tells."""
+    found = ["completion"]
+    if re.search(r"\btools\b", template):
+        found.append("tools")
+    if re.search(r"<think>|\benable_thinking\b|\breasoning_(content|effort)\b", template):
+        found.append("thinking")
+    return found
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/api/version", version),
+        web.get("/api/tags", tags),
+        web.get("/api/ps", ps),
+        web.post("/api/show", show),
+    ]

@@ -1,0 +1,134 @@
+"""Ollama's dialect, replies: lines of JSON, the last with `done` and the figures; durations in ns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from ..errors import HomeprefixdError
+from ..frames import CallPiece, Delta, Finished, Timings
+from ..models.backend import Event
+from .errors import encode
+from .replies import Call, whole_calls
+
+_REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "cancelled": "length"}
+
+
+def time_text(seconds: float) -> str:
+    """Unix time as Ollama writes it: RFC 3339 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def figures(timings: Timings) -> dict[str, int]:
+    """Of a reply. `prompt_eval_count` is the whole prompt; `prompt_cached_count`, our own, what was skipped of it.
+
+    What passed before the prefill began (waiting, restoring) is `load_duration`.
+    """
+
+    def ns(ms: float) -> int:
+        return round(ms * 1e6)
+
+    before = timings.queue_ms + timings.restore_ms
+    return {
+        "total_duration": ns(before + timings.prompt_ms + timings.predicted_ms),
+        "load_duration": ns(before),
+        "prompt_eval_count": timings.total_prompt_n,
+        "prompt_cached_count": timings.cache_n,
+        "prompt_eval_duration": ns(timings.prompt_ms),
+        "eval_count": timings.predicted_n,
+        "eval_duration": ns(timings.predicted_ms),
+    }
+
+
+class LineWriter:
+    """Implements `replies.Writer`. `clock`: Unix time, s."""
+
+    def __init__(
+        self,
+        rid: str,
+        model: str,
+        clock: Callable[[], float],
+        error_form: Callable[[HomeprefixdError], dict[str, Any]],
+    ) -> None:
+        self.rid = rid
+        self._model = model
+        self._clock = clock
+        self._error_form = error_form
+        self._call: Call | None = None  # whose pieces still come
+
+    def content(self, text: str, thinking: str, calls: list[Call]) -> dict[str, Any]:
+        """What a line says beside its head."""
+        raise NotImplementedError
+
+    def _line(self, text: str = "", thinking: str = "", calls: list[Call] | None = None) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": time_text(self._clock())}
+        return {**head, **self.content(text, thinking, calls or []), "done": False}
+
+    def without_prompt(self, reason: str) -> dict[str, Any]:
+        """The reply where nothing was to be said."""
+        return {**self._line(), "done": True, "done_reason": reason}
+
+    def event(self, event: Event) -> bytes:
+        match event:
+            case Delta():
+                return b"".join(encode(line) + b"\n" for line in self._delta(event))
+            case Finished():
+                lines = [self._line(calls=[call]) for call in self._completed(None)]
+                lines.append({**self._line(), **self._end(event)})
+                return b"".join(encode(line) + b"\n" for line in lines)
+            case _:
+                return b""
+
+    def _delta(self, delta: Delta) -> list[dict[str, Any]]:
+        lines = []
+        if delta.reasoning:
+            lines.append(self._line(thinking=delta.reasoning))
+        if delta.text:
+            lines.append(self._line(delta.text))
+        for piece in delta.calls:
+            lines += [self._line(calls=[call]) for call in self._completed(piece)]
+        return lines
+
+    def _completed(self, piece: CallPiece | None) -> list[Call]:
+        """The call that is whole now that `piece` (None: the end) has come. One without an object was cut short."""
+        if piece is not None and self._call is not None and piece.index == self._call.index:
+            self._call.add(piece)
+            return []
+        done, self._call = self._call, None if piece is None else Call(piece)
+        return [done] if done is not None and done.arguments() is not None else []
+
+    def _end(self, finished: Finished) -> dict[str, Any]:
+        return {"done": True, "done_reason": _REASONS[finished.reason], **figures(finished.timings)}
+
+    def whole(self, finished: Finished) -> dict[str, Any]:
+        calls = [call for call in whole_calls(finished.calls) if call.arguments() is not None]
+        return {**self._line(finished.text, finished.reasoning, calls), **self._end(finished)}
+
+    def failure(self, error: HomeprefixdError) -> bytes:
+        return encode(self._error_form(error)) + b"\n"
+
+
+class ChatLines(LineWriter):
+    """`/api/chat`."""
+
+    def content(self, text: str, thinking: str, calls: list[Call]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "function": {"index": call.index, "name": call.name, "arguments": call.arguments()},
+                }
+                for call in calls
+            ]
+        return {"message": message}
+
+
+class TextLines(LineWriter):
+    """`/api/generate`."""
+
+    def content(self, text: str, thinking: str, calls: list[Call]) -> dict[str, Any]:
+        return {"response": text, **({"thinking": thinking} if thinking else {})}

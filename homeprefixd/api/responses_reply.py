@@ -1,0 +1,223 @@
+"""OpenAI's newer dialect, replies: a response, or its events in OpenAI's order.
+
+`response.created`, `response.in_progress`, then for each item `response.output_item.added`, its own events and
+`response.output_item.done`, last `response.completed` (or `.incomplete`, `.failed`); all are numbered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import HomeprefixdError
+from ..frames import Accepted, CallPiece, Delta, Finished, Timings
+from ..models.backend import Event
+from .errors import encode
+from .replies import Call, whole_calls
+
+
+def usage_object(timings: Timings) -> dict[str, Any]:
+    """In tokens."""
+    return {
+        "input_tokens": timings.total_prompt_n,
+        "input_tokens_details": {"cached_tokens": timings.cache_n},
+        "output_tokens": timings.predicted_n,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": timings.total_prompt_n + timings.predicted_n,
+    }
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _thought_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
+class _Item:
+    """An item of the output: a message, a thought, or a call."""
+
+    def __init__(self, index: int, ident: str, call: Call | None = None) -> None:
+        self.index = index  # in the output
+        self.id = ident
+        self.call = call
+        self.text = ""
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """As it stands in the output; without its text while `status` is in_progress."""
+        raise NotImplementedError
+
+    def place(self) -> dict[str, Any]:
+        """Where a piece of it belongs."""
+        return {"item_id": self.id, "output_index": self.index}
+
+
+class _Message(_Item):
+    def shown(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [_text_part(self.text)]
+        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+class _Thought(_Item):
+    def shown(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [_thought_part(self.text)]
+        return {"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}
+
+
+class _FunctionCall(_Item):
+    def shown(self, status: str) -> dict[str, Any]:
+        call = self.call
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": status,
+            "call_id": call.id if call else "",
+            "name": call.name if call else "",
+            "arguments": call.text if call and status != "in_progress" else "",
+        }
+
+
+class ResponseWriter:
+    """Implements `replies.Writer`. `token` makes all ids of this response; `echo`: what it repeats of the request."""
+
+    def __init__(self, token: str, model: str, created: int, echo: dict[str, Any]) -> None:
+        self.rid = f"resp_{token}"
+        self._token = token
+        self._model = model
+        self._created = created
+        self._echo = echo
+        self._number = 0  # of the next event
+        self._items: list[_Item] = []
+        self._open: _Item | None = None  # that is being written: the last one
+
+    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.rid,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._model,
+            "output": [],
+            "usage": None,
+            **self._echo,
+            **more,
+        }
+
+    def _ended(self, finished: Finished) -> dict[str, Any]:
+        """The whole response at its end."""
+        cut = finished.reason in ("length", "cancelled")
+        status = "incomplete" if cut else "completed"
+        output = [item.shown("completed") for item in self._items]
+        if cut and output:
+            output[-1]["status"] = "incomplete"
+        return self._response(
+            status,
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            output=output,
+            usage=usage_object(finished.timings),
+        )
+
+    def _new(self, kind: type[_Item], prefix: str, call: Call | None = None) -> _Item:
+        index = len(self._items)
+        item = kind(index, f"{prefix}_{self._token}_{index}", call)
+        self._items.append(item)
+        return item
+
+    # ------------------------------------------------------------------------------------------------- streamed
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        data = encode({"type": kind, "sequence_number": number, **more})
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+    def event(self, event: Event) -> bytes:
+        match event:
+            case Accepted():
+                response = self._response("in_progress")
+                return self._event("response.created", response=response) + self._event(
+                    "response.in_progress", response=response
+                )
+            case Delta():
+                return self._delta(event)
+            case Finished():
+                data = self._close()
+                response = self._ended(event)
+                return data + self._event(f"response.{response['status']}", response=response)
+            case _:
+                return b""
+
+    def _delta(self, delta: Delta) -> bytes:
+        data = b""
+        if delta.reasoning:
+            data += self._begin(_Thought, "rs", _thought_part(""))
+            data += self._piece("response.reasoning_text.delta", delta.reasoning)
+        if delta.text:
+            data += self._begin(_Message, "msg", _text_part(""))
+            data += self._piece("response.output_text.delta", delta.text, logprobs=[])
+        for piece in delta.calls:
+            data += self._call_piece(piece)
+        return data
+
+    def _begin(self, kind: type[_Item], prefix: str, part: dict[str, Any]) -> bytes:
+        """A new item with one part, unless one of its kind is open."""
+        if isinstance(self._open, kind):
+            return b""
+        data = self._close()
+        self._open = item = self._new(kind, prefix)
+        data += self._event("response.output_item.added", output_index=item.index, item=item.shown("in_progress"))
+        return data + self._event("response.content_part.added", **item.place(), content_index=0, part=part)
+
+    def _piece(self, kind: str, text: str, **more: Any) -> bytes:
+        item = self._items[-1]
+        item.text += text
+        return self._event(kind, **item.place(), content_index=0, delta=text, **more)
+
+    def _call_piece(self, piece: CallPiece) -> bytes:
+        item = self._open
+        data = b""
+        if item is None or item.call is None or item.call.index != piece.index:
+            data = self._close()
+            self._open = item = self._new(_FunctionCall, "fc", Call(piece))
+            data += self._event("response.output_item.added", output_index=item.index, item=item.shown("in_progress"))
+        elif item.call is not None:
+            item.call.add(piece)
+        if piece.arguments:
+            kind = "response.function_call_arguments.delta"
+            data += self._event(kind, **item.place(), delta=piece.arguments)
+        return data
+
+    def _close(self) -> bytes:
+        """The end of the item that is open."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        place = item.place()
+        done = item.shown("completed")
+        if item.call is not None:
+            kind = "response.function_call_arguments.done"
+            data = self._event(kind, **place, name=item.call.name, arguments=item.call.text)
+        elif isinstance(item, _Thought):
+            data = self._event("response.reasoning_text.done", **place, content_index=0, text=item.text)
+        else:
+            data = self._event("response.output_text.done", **place, content_index=0, text=item.text, logprobs=[])
+        if item.call is None:
+            data += self._event("response.content_part.done", **place, content_index=0, part=done["content"][0])
+        return data + self._event("response.output_item.done", output_index=item.index, item=done)
+
+    def failure(self, error: HomeprefixdError) -> bytes:
+        told = {"code": error.code or "server_error", "message": error.message}
+        output = [item.shown("incomplete") for item in self._items]
+        return self._event("response.failed", response=self._response("failed", error=told, output=output))
+
+    # ------------------------------------------------------------------------------------------------- whole
+
+    def whole(self, finished: Finished) -> dict[str, Any]:
+        if finished.reasoning:
+            self._new(_Thought, "rs").text = finished.reasoning
+        if finished.text or not finished.calls:
+            self._new(_Message, "msg").text = finished.text
+        for call in whole_calls(finished.calls):
+            self._new(_FunctionCall, "fc", call)
+        return self._ended(finished)

@@ -1,0 +1,38 @@
+"""schemathesis, which nobody here wrote, sends what the description allows: no 500, and replies as described."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+from scripted_backend import ScriptedBackend
+
+from homeprefixd.frames import Converted, DescribeTemplate, Tokenize
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+@pytest.mark.timeout(200)
+async def test_every_reply_is_as_described(client: TestClient, backend: ScriptedBackend, tmp_path: Path) -> None:
+    async def convert(_alias: str, conversion: Any) -> Converted:
+        if isinstance(conversion, DescribeTemplate):
+            return Converted("", "{{ messages }}", pieces=[b"<s>", b"</s>"])
+        pieces = [b"x"] if isinstance(conversion, Tokenize) and conversion.with_pieces else []
+        return Converted("", "x", tokens=[1], pieces=pieces)
+
+    backend.convert = convert  # type: ignore[method-assign]
+    process = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("schemathesis"),
+        *("run", str(client.make_url("/openapi.json")), "--checks", CHECKS, "--phases", "fuzzing"),
+        *("--max-examples", "3", "--seed", "1", "--suppress-health-check", "all", "--no-color"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=tmp_path,
+    )
+    said = (await process.communicate())[0].decode()
+    assert process.returncode == 0, said[-5000:]
+    assert backend.generations, said  # else nothing got through

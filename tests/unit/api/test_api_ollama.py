@@ -1,0 +1,329 @@
+"""Ollama's dialect: what Home Assistant, Open WebUI and the SDK send, and what they read."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from scripted_backend import MODEL, TIMINGS, MemoryAdmin, ScriptedBackend
+
+from homeprefixd.api.app import create_app
+from homeprefixd.api.keys import BACKEND
+from homeprefixd.api.ollama_models import capabilities
+from homeprefixd.config import ServerConfig
+from homeprefixd.errors import HomeprefixdError
+from homeprefixd.frames import Accepted, CallPiece, Converted, Delta, DescribeTemplate, Finished, Message, ModelInfo
+
+TOOL = {"type": "function", "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}}}
+
+
+def body(text: str = "Hello", **more: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": text}], **more}
+
+
+async def lines(client: TestClient, path: str, request: dict[str, Any]) -> list[dict[str, Any]]:
+    reply = await client.post(path, json=request)
+    assert reply.status == 200
+    assert reply.content_type == "application/x-ndjson"
+    return [json.loads(line) for line in (await reply.text()).splitlines()]
+
+
+FIGURES = {
+    "total_duration": 80_000_000,
+    "load_duration": 2_000_000,
+    "prompt_eval_count": 100,
+    "prompt_cached_count": 64,
+    "prompt_eval_duration": 18_000_000,
+    "eval_count": 3,
+    "eval_duration": 60_000_000,
+}
+
+
+async def test_rule_13_lines_of_json_with_durations_in_ns(client: TestClient, backend: ScriptedBackend) -> None:
+    found = await lines(client, "/api/chat", body())
+    assert [line["message"]["content"] for line in found] == ["Hel", 'lo "wörld"\n', "!", ""]
+    assert [line["done"] for line in found] == [False, False, False, True]
+    assert all(line["model"] == "demo" and line["message"]["role"] == "assistant" for line in found)
+    assert found[0]["created_at"] == "2027-01-15T08:00:00.500000Z"
+    assert found[-1]["done_reason"] == "stop"
+    assert {key: found[-1][key] for key in FIGURES} == FIGURES
+    assert backend.asked.stream
+    whole = await (await client.post("/api/chat", json=body(stream=False))).json()
+    assert whole["message"] == {"role": "assistant", "content": 'Hello "wörld"\n!'}
+    assert (whole["done"], whole["done_reason"], whole["eval_count"]) == (True, "stop", 3)
+
+
+async def test_generate(client: TestClient, backend: ScriptedBackend) -> None:
+    request = {"model": "demo:latest", "prompt": "Hi", "system": "Be brief."}
+    found = await lines(client, "/api/generate", request)
+    assert "".join(line["response"] for line in found) == 'Hello "wörld"\n!'
+    assert {key: found[-1][key] for key in FIGURES} == FIGURES
+    assert backend.asked.messages == [Message("system", "Be brief."), Message("user", "Hi")]
+    await client.post("/api/generate", json={"model": "demo", "prompt": "Hi", "raw": True, "stream": False})
+    assert (backend.asked.messages, backend.asked.prompt) == (None, "Hi")
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize(
+    ("keep_alive", "reason"),
+    [(None, "load"), (-1, "load"), ("300s", "load"), ("5m", "load"), (0, "unload"), ("0", "unload"), ("0s", "unload")],
+)
+async def test_rule_13_no_prompt_loads_or_unloads(
+    client: TestClient, backend: ScriptedBackend, path: str, keep_alive: Any, reason: str
+) -> None:
+    reply = await client.post(path, json={"model": "demo", "keep_alive": keep_alive})
+    said = await reply.json()
+    assert (reply.status, said["done"], said["done_reason"]) == (200, True, reason)
+    assert not backend.generations
+    assert [type(one) for one in backend.conversions] == ([DescribeTemplate] if reason == "load" else [])
+
+
+class Resident(ScriptedBackend):
+    """A backend that loads and unloads, and has a model that is not loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, float | None]] = []
+
+    async def load(self, alias: str, keep_alive: float | None = None) -> None:
+        self.told.append((alias, keep_alive))
+
+    async def unload(self, alias: str) -> bool:
+        self.told.append((alias, 0))
+        return True
+
+    def known(self) -> list[Any]:
+        def model(alias: str, info: ModelInfo | None) -> SimpleNamespace:
+            return SimpleNamespace(alias=alias, path=f"/m/{alias}-Q8_0.gguf", size=5, created=0, info=info)
+
+        return [model("demo", MODEL), model("other", None)]
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "told"),
+    [
+        (None, []),
+        (-1, [("demo", -1.0)]),
+        ("-5m", [("demo", -1.0)]),
+        ("300s", [("demo", 300.0)]),
+        ("1h1.5m", [("demo", 3690.0)]),
+        (0, [("demo", 0)]),
+    ],
+)
+async def test_keep_alive_reaches_a_backend_that_can(admin: MemoryAdmin, keep_alive: Any, told: Any) -> None:
+    backend = Resident()
+    app = create_app(backend, admin, ServerConfig())
+    app[BACKEND] = backend
+    async with TestClient(TestServer(app)) as client:
+        assert (await client.post("/api/chat", json=body(keep_alive=keep_alive, stream=False))).status == 200
+        assert backend.told == told
+        backend.told.clear()
+        assert (await client.post("/api/generate", json={"keep_alive": keep_alive})).status == 200
+        assert backend.told == (told or [("demo", None)])
+        models = (await (await client.get("/api/tags")).json())["models"]
+        assert [(model["model"], model["details"]["quantization_level"]) for model in models] == [
+            ("demo", "Q8_0"),
+            ("other", "Q8_0"),
+        ]
+        assert [model["model"] for model in (await (await client.get("/api/ps")).json())["models"]] == ["demo"]
+
+
+async def test_options(client: TestClient, backend: ScriptedBackend) -> None:
+    options = {
+        "num_ctx": 8192,
+        "num_predict": 7,
+        "stop": ["END"],
+        "seed": 5,
+        "temperature": 0,
+        "top_k": 3,
+        "repeat_last_n": -1,
+        "num_gpu": 1,
+        "mirostat": 0,
+    }
+    await client.post("/api/chat", json=body(options=options, keep_alive="300s"))
+    asked = backend.asked
+    assert (asked.max_tokens, asked.stop) == (7, ["END"])
+    assert (asked.sampling.seed, asked.sampling.temperature, asked.sampling.top_k) == (5, 0.0, 3)
+    assert asked.sampling.repeat_last_n == -1
+    for count in (-1, -2, 0, None):
+        await client.post("/api/chat", json=body(options={"num_predict": count}))
+        assert backend.asked.max_tokens == -1
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [("json", "json_object", ""), ({"type": "object"}, "json_schema", '{"type":"object"}'), ("", None, None)],
+)
+async def test_format(client: TestClient, backend: ScriptedBackend, given: Any, kind: str, text: str) -> None:
+    await client.post("/api/chat", json=body(format=given))
+    constraint = backend.asked.constraint
+    assert (constraint and constraint.kind, constraint and constraint.text) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    ("think", "kwargs"),
+    [
+        (None, {}),
+        (True, {"enable_thinking": True}),
+        (False, {"enable_thinking": False}),
+        ("high", {"enable_thinking": True, "reasoning_effort": "high"}),
+    ],
+)
+async def test_think(client: TestClient, backend: ScriptedBackend, think: Any, kwargs: Any) -> None:
+    await client.post("/api/chat", json=body(think=think))
+    assert backend.asked.template_kwargs == kwargs
+
+
+async def test_one_whole_call_in_a_line_with_arguments_as_an_object(
+    client: TestClient, backend: ScriptedBackend
+) -> None:
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, reasoning="A lamp."),
+        Delta("", "", 2, calls=[CallPiece(0, '{"on":', "c1", "light")]),
+        Delta("", "", 3, calls=[CallPiece(0, " true}"), CallPiece(1, '{"on": false}', "c2", "light")]),
+        Finished("", "tool_calls", "", None, TIMINGS),
+    ]
+    found = await lines(client, "/api/chat", body(tools=[TOOL]))
+    assert [line["message"].get("thinking") for line in found] == ["A lamp.", None, None, None]
+    calls = [line["message"]["tool_calls"] for line in found if "tool_calls" in line["message"]]
+    first, second = (
+        {"id": f"c{n}", "function": {"index": n - 1, "name": "light", "arguments": {"on": on}}}
+        for n, on in ((1, True), (2, False))
+    )
+    assert calls == [[first], [second]]
+    assert found[-1]["done_reason"] == "stop"
+    whole = await (await client.post("/api/chat", json=body(tools=[TOOL], stream=False))).json()
+    assert whole["message"]["tool_calls"] == [first, second]
+    assert whole["message"]["thinking"] == "A lamp."
+    assert backend.asked.tools == [TOOL]
+
+
+async def test_a_call_that_was_cut_short_is_left_out(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, calls=[CallPiece(0, '{"on":', "c1", "light")]),
+        Finished("", "length", "", None, TIMINGS),
+    ]
+    [line] = await lines(client, "/api/chat", body(tools=[TOOL]))
+    assert "tool_calls" not in line["message"]
+    assert line["done_reason"] == "length"
+
+
+async def test_results_find_their_calls(client: TestClient, backend: ScriptedBackend) -> None:
+    def call(name: str, **more: Any) -> dict[str, Any]:
+        return {"function": {"name": name, "arguments": {"on": True}}, **more}
+
+    messages = [
+        {"role": "user", "content": "Light, oven"},
+        {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [call("light"), call("oven")]},
+        {"role": "tool", "content": "hot", "tool_name": "oven"},
+        {"role": "tool", "content": "on"},
+        {"role": "assistant", "tool_calls": [call("oven", id="x1")]},
+        {"role": "tool", "content": "cold", "tool_call_id": "x1"},
+        {"role": "tool", "content": "?"},
+    ]
+    assert (await client.post("/api/chat", json={"messages": messages})).status == 200
+    asked = backend.asked.messages
+    assert asked is not None
+    ids = [[one["id"] for one in message.tool_calls or []] for message in asked]
+    assert ids == [[], ["call00001", "call00002"], [], [], ["x1"], [], []]
+    assert [message.tool_call_id for message in asked] == [None, None, "call00002", "call00001", None, "x1", None]
+    assert (asked[1].reasoning_content, asked[2].name) == ("Hm.", "oven")
+
+
+async def test_what_there_is(client: TestClient, backend: ScriptedBackend) -> None:
+    assert (await (await client.get("/api/version")).json())["version"].count(".") == 2
+    assert (await client.head("/api/tags")).status == 200
+    [model] = (await (await client.get("/api/tags")).json())["models"]
+    assert (model["name"], model["model"], model["size"]) == ("demo", "demo", 98_000_000)
+    assert model["modified_at"] == "2023-11-14T22:13:20.000000Z"
+    assert model["details"]["parameter_size"] == "135M"
+    [running] = (await (await client.get("/api/ps")).json())["models"]
+    assert (running["model"], running["context_length"]) == ("demo", 2048)
+    backend.converted = Converted("", "{% if tools %}{{ tools }}{% endif %}", pieces=[b"", b""])
+    for name in ("model", "name"):
+        shown = await (await client.post("/api/show", json={name: "demo:latest"})).json()
+        assert shown["capabilities"] == ["completion", "tools"]
+        assert shown["model_info"]["general.architecture"] == "llama"
+        assert shown["model_info"]["llama.context_length"] == 2048
+        assert shown["template"] == "{% if tools %}{{ tools }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{{ messages }}", []),
+        ("{% for tool in tools %}", ["tools"]),
+        ("{{ '<think>' }}", ["thinking"]),
+        ("{{ enable_thinking }} {{ tools | tojson }}", ["tools", "thinking"]),
+    ],
+)
+def test_capabilities(template: str, found: list[str]) -> None:
+    assert capabilities(template) == ["completion", *found]
+
+
+@pytest.mark.parametrize("method", ["get", "head"])
+async def test_rule_13_the_greeting(client: TestClient, method: str) -> None:
+    reply = await client.request(method, "/")
+    assert reply.status == 200
+    assert reply.content_type == "text/plain"
+    if method == "get":
+        assert await reply.text() == "Ollama is running"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("post", "/api/pull"),
+        ("post", "/api/push"),
+        ("post", "/api/create"),
+        ("post", "/api/copy"),
+        ("delete", "/api/delete"),
+        ("post", "/api/embed"),
+        ("post", "/api/embeddings"),
+    ],
+)
+async def test_rule_13_what_is_not_supported_says_so(client: TestClient, method: str, path: str) -> None:
+    reply = await client.request(method, path, json={"model": "demo"})
+    assert reply.status == 400
+    said = await reply.json()
+    assert set(said) == {"error"}
+    assert "not supported" in said["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "status", "word"),
+    [
+        ("/api/chat", body(model="other"), 404, "other"),
+        ("/api/chat", body(options={"temperature": "hot"}), 400, "temperature"),
+        ("/api/chat", body(format="xml"), 400, "format"),
+        ("/api/chat", body(think="hard"), 400, "think"),
+        ("/api/chat", body(keep_alive="soon"), 400, "keep_alive"),
+        ("/api/chat", body(tools=[{}]), 400, "tools[0].function.name"),
+        ("/api/chat", body(logprobs=True), 400, "logprobs"),
+        ("/api/chat", {"messages": [{"role": "judge"}]}, 400, "judge"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images"),
+        ("/api/chat", [], 400, "object"),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
+        ("/api/generate", {"prompt": "x", "images": ["aGk="]}, 400, "images"),
+        ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context"),
+        ("/api/generate", {"prompt": "x", "template": "y"}, 400, "template"),
+        ("/api/show", {}, 400, "model"),
+        ("/api/nothing", {}, 404, "/api/nothing"),
+    ],
+)
+async def test_rule_8_errors_are_ollamas(client: TestClient, path: str, request_: Any, status: int, word: str) -> None:
+    reply = await client.post(path, json=request_)
+    said = await reply.json()
+    assert reply.status == status
+    assert set(said) == {"error"}
+    assert word in said["error"]
+
+
+async def test_rule_6_a_failure_in_a_stream_is_its_last_line(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script[3:] = [HomeprefixdError("the worker died")]
+    assert (await lines(client, "/api/chat", body()))[-1] == {"error": "the worker died"}

@@ -1,0 +1,272 @@
+"""`/v1/responses`: items in, items out, events in OpenAI's order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+from scripted_backend import TIMINGS, ScriptedBackend
+
+from homeprefixd.errors import ContextOverflowError, HomeprefixdError
+from homeprefixd.frames import Accepted, CallPiece, Delta, Finished, Message, Progress
+
+PATH = "/v1/responses"
+TOOL = {"type": "function", "name": "light", "description": "Switch", "parameters": {"type": "object"}, "strict": True}
+AS_TEMPLATE = {
+    "type": "function",
+    "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}},
+}
+
+
+def body(items: Any = "Hello", **more: Any) -> dict[str, Any]:
+    return {"model": "demo", "input": items, **more}
+
+
+async def events(client: TestClient, request: dict[str, Any]) -> list[dict[str, Any]]:
+    reply = await client.post(PATH, json={**request, "stream": True})
+    assert reply.status == 200
+    assert reply.content_type == "text/event-stream"
+    found = []
+    for event in (await reply.text()).split("\n\n")[:-1]:
+        kind, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+async def test_a_response(client: TestClient, backend: ScriptedBackend) -> None:
+    reply = await client.post(PATH, json=body(instructions="Be brief.", max_output_tokens=9, metadata={"a": "b"}))
+    assert reply.status == 200
+    said = await reply.json()
+    assert (said["id"], said["object"], said["status"], said["model"]) == ("resp_id0", "response", "completed", "demo")
+    assert said["output"] == [
+        {
+            "id": "msg_id0_0",
+            "type": "message",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": 'Hello "wörld"\n!', "annotations": [], "logprobs": []}],
+        }
+    ]
+    assert said["usage"] == {
+        "input_tokens": 100,
+        "input_tokens_details": {"cached_tokens": 64},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 103,
+    }
+    assert (said["instructions"], said["max_output_tokens"], said["metadata"]) == ("Be brief.", 9, {"a": "b"})
+    assert (said["store"], said["error"], said["incomplete_details"]) == (False, None, None)
+    assert backend.asked.messages == [Message("system", "Be brief."), Message("user", "Hello")]
+    assert backend.asked.max_tokens == 9
+
+
+async def test_events_in_openais_order(client: TestClient) -> None:
+    found = await events(client, body())
+    assert [event["type"].removeprefix("response.") for event in found] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert found[0]["response"]["status"] == "in_progress"
+    assert found[2]["item"]["content"] == []
+    assert all(event["item_id"] == "msg_id0_0" and event["content_index"] == 0 for event in found[3:9])
+    text = "".join(event["delta"] for event in found[4:7])
+    assert text == found[7]["text"] == found[8]["part"]["text"] == found[9]["item"]["content"][0]["text"]
+    assert found[-1]["response"]["output"] == [found[9]["item"]]
+    assert found[-1]["response"]["usage"]["input_tokens_details"] == {"cached_tokens": 64}
+
+
+async def test_thoughts_and_calls_are_items_of_their_own(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = [
+        Accepted("", 100),
+        Progress("", 64, 100, 100),
+        Delta("", "", 1, reasoning="A "),
+        Delta("", "", 2, reasoning="lamp."),
+        Delta("", "", 3, calls=[CallPiece(0, "", "call_1", "light")]),
+        Delta("", "", 4, calls=[CallPiece(0, '{"on":')]),
+        Delta("", "", 5, calls=[CallPiece(0, "true}"), CallPiece(1, "{}", "call_2", "light")]),
+        Finished("", "tool_calls", "", None, TIMINGS),
+    ]
+    found = await events(client, body(tools=[TOOL]))
+    assert [(event["type"].removeprefix("response."), event.get("output_index")) for event in found[2:-1]] == [
+        ("output_item.added", 0),
+        ("content_part.added", 0),
+        ("reasoning_text.delta", 0),
+        ("reasoning_text.delta", 0),
+        ("reasoning_text.done", 0),
+        ("content_part.done", 0),
+        ("output_item.done", 0),
+        ("output_item.added", 1),
+        ("function_call_arguments.delta", 1),
+        ("function_call_arguments.delta", 1),
+        ("function_call_arguments.done", 1),
+        ("output_item.done", 1),
+        ("output_item.added", 2),
+        ("function_call_arguments.delta", 2),
+        ("function_call_arguments.done", 2),
+        ("output_item.done", 2),
+    ]
+    output = found[-1]["response"]["output"]
+    assert output[0]["content"] == [{"type": "reasoning_text", "text": "A lamp."}]
+    assert [(item["call_id"], item["name"], item["arguments"]) for item in output[1:]] == [
+        ("call_1", "light", '{"on":true}'),
+        ("call_2", "light", "{}"),
+    ]
+    whole = await (await client.post(PATH, json=body(tools=[TOOL]))).json()
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "function_call", "function_call"]
+    assert whole["output"][1]["arguments"] == '{"on":true}'
+    assert whole["tools"] == [TOOL]
+    assert backend.asked.tools == [AS_TEMPLATE]
+
+
+async def test_a_reply_that_was_cut_short_is_incomplete(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script[-1] = Finished("", "length", "", None, TIMINGS)
+    last = (await events(client, body()))[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["output"][0]["status"] == "incomplete"
+
+
+async def test_earlier_items_make_the_messages_of_the_openai_dialect(
+    client: TestClient, backend: ScriptedBackend
+) -> None:
+    items = [
+        {"role": "developer", "content": "Be kind."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Light on"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "A lamp."}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "Wait.", "annotations": []}],
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "light", "arguments": '{"on": true}'},
+        {"type": "function_call", "id": "fc_2", "call_id": "c2", "name": "light", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "on"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "off"}]},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert (await client.post(PATH, json=body(items, instructions="Be brief."))).status == 200
+    mine = backend.asked.messages
+
+    def call(ident: str, arguments: str) -> dict[str, Any]:
+        return {"id": ident, "type": "function", "function": {"name": "light", "arguments": arguments}}
+
+    chat = [
+        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "user", "content": "Light on"},
+        {
+            "role": "assistant",
+            "content": "Wait.",
+            "reasoning_content": "A lamp.",
+            "tool_calls": [call("c1", '{"on": true}'), call("c2", "{}")],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "on"},
+        {"role": "tool", "tool_call_id": "c2", "content": "off"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert (await client.post("/v1/chat/completions", json={"messages": chat})).status == 200
+    assert backend.asked.messages == mine
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "name": "light"}, "=light"),
+    ],
+)
+async def test_tool_choice(client: TestClient, backend: ScriptedBackend, choice: Any, expected: str) -> None:
+    request = body(tools=[TOOL, {"type": "web_search"}], tool_choice=choice, parallel_tool_calls=False)
+    reply = await client.post(PATH, json=request)
+    assert (backend.asked.tool_choice, backend.asked.parallel_tool_calls) == (expected, False)
+    assert backend.asked.tools == [AS_TEMPLATE]
+    assert (await reply.json())["tool_choice"] == choice
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, "json_object"),
+        ({"type": "json_schema", "name": "x", "strict": True, "schema": {"type": "object"}}, "json_schema"),
+    ],
+)
+async def test_format(client: TestClient, backend: ScriptedBackend, given: Any, kind: str | None) -> None:
+    reply = await client.post(PATH, json=body(text={"format": given}, reasoning={"effort": "low"}))
+    assert (backend.asked.constraint and backend.asked.constraint.kind) == kind
+    assert backend.asked.template_kwargs == {"reasoning_effort": "low"}
+    said = await reply.json()
+    assert said["text"] == {"format": given}
+    assert said["reasoning"] == {"effort": "low", "summary": None}
+
+
+async def test_neutral_fields_change_nothing(client: TestClient) -> None:
+    neutral = {"store": True, "include": ["reasoning.encrypted_content"], "truncation": "auto", "user": "x"}
+    assert (await client.post(PATH, json=body(**neutral, prompt_cache_key="k", stream_options={}))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        ({}, "input"),
+        (body([]), "input"),
+        (body(previous_response_id="resp_1"), "previous_response_id"),
+        (body(conversation="conv_1"), "conversation"),
+        (body(background=True), "background"),
+        (body(top_logprobs=3), "top_logprobs"),
+        (body(max_output_tokens=0), "max_output_tokens"),
+        (body([{"type": "item_reference", "id": "x"}]), "input[0].type"),
+        (body([{"type": "computer_call"}]), "input[0].type"),
+        (body([{"role": "judge", "content": "x"}]), "input[0].role"),
+        (body([{"role": "user"}]), "input[0].content"),
+        (body([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0].type"),
+        (body([{"type": "function_call", "call_id": "x"}]), "input[0].name"),
+        (body([{"type": "function_call_output", "output": "x"}]), "input[0].call_id"),
+        (body(tools=[{"type": "custom", "name": "x"}]), "tools[0].type"),
+        (body(tools=[{"type": "function"}]), "tools[0].name"),
+        (body(tool_choice="required"), "tool_choice"),
+        (body(tool_choice="oven"), "tool_choice"),
+        (body(tools=[TOOL], tool_choice={"type": "web_search"}), "tool_choice.type"),
+        (body(text={"format": {"type": "grammar"}}), "text.format.type"),
+        (body(text={"format": {"type": "json_schema"}}), "text.format.schema"),
+    ],
+)
+async def test_refusals_name_the_field(client: TestClient, request_: Any, param: str) -> None:
+    reply = await client.post(PATH, json=request_)
+    error = (await reply.json())["error"]
+    assert (reply.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+async def test_nothing_is_stored(client: TestClient) -> None:
+    for reply in (await client.get(f"{PATH}/resp_1"), await client.delete(f"{PATH}/resp_1")):
+        assert reply.status == 404
+        assert "stored" in (await reply.json())["error"]["message"]
+
+
+async def test_failures(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script[3:] = [HomeprefixdError("the worker died", code="worker_died")]
+    last = (await events(client, body()))[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"] == {"code": "worker_died", "message": "the worker died"}
+    backend.script = [ContextOverflowError("Too long.", n_prompt_tokens=9000, n_ctx=2048)]
+    reply = await client.post(PATH, json=body(stream=True))
+    error = (await reply.json())["error"]
+    assert (reply.status, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", 2048)
