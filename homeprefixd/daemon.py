@@ -499,6 +499,7 @@ class Daemon:
         if self._reloader is None or (self._reloading is not None and not self._reloading.done()):
             logger.warning("SIGHUP: not now, the daemon is starting or reads its configuration already")
         else:
+            self.reload_keys()
             self._reloading = asyncio.create_task(self._reloader.reload(), name="reload")
         return True
 

@@ -15,7 +15,7 @@ import click
 from ..config_sources import cache_directory
 from ..errors import HomeprefixdError, NotFoundError
 from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
-from .reach import api_key, call, reach
+from .reach import api_key, call, reach, remember
 from .settings import json_flag, load_settings, setting_flags
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -26,12 +26,28 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 def cache_flags(function: Decorated) -> Decorated:
     """Decorator: which cache is meant, and how the result is printed."""
     function = json_flag(setting_flags("--cache-dir")(function))
-    function = click.option(
-        "--api-key-file", metavar="FILE", help="Holds the key for a daemon that asks.  [default: $HOMEPREFIXD_API_KEY]"
-    )(function)
-    return click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")(
-        function
+    return key_flag(
+        click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")(
+            function
+        )
     )
+
+
+def key_flag(function: Decorated) -> Decorated:
+    """Decorator: the key for a daemon that asks for one, shown by every call of the command."""
+
+    def remembered(_context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
+        if given is not None:
+            remember(key=api_key(given, os.environ))
+
+    return click.option(
+        "--api-key-file",
+        metavar="FILE",
+        expose_value=False,
+        is_eager=True,
+        callback=remembered,
+        help="Holds the key for a daemon that asks.  [default: $HOMEPREFIXD_API_KEY]",
+    )(function)
 
 
 def _directory(url: str | None, given: Mapping[str, str | None]) -> Path | None:
@@ -40,10 +56,10 @@ def _directory(url: str | None, given: Mapping[str, str | None]) -> Path | None:
 
 @click.command()
 @cache_flags
-def stats(url: str | None, as_json: bool, api_key_file: str | None, **given: str | None) -> None:
+def stats(url: str | None, as_json: bool, **given: str | None) -> None:
     """Show what the cache holds, and what it has saved today."""
     output = Output(as_json)
-    with reach(url, _directory(url, given), api_key(api_key_file, os.environ)) as cache:
+    with reach(url, _directory(url, given)) as cache:
         figures = cache.stats()
         seen = None if as_json or "daemon" not in figures else _seen(cache.where)
     if as_json:
@@ -123,14 +139,14 @@ def _tier(tier: Mapping[str, Any], size: str) -> str:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Most to list.")
 @click.option("--model", metavar="NAME", default="", help="Only of this model: its alias or the start of its SHA-256.")
 @cache_flags
-def ls(url: str | None, as_json: bool, api_key_file: str | None, limit: int, model: str, **given: str | None) -> None:
+def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | None) -> None:
     """List cached prefixes, last used first.
 
     A prefix is a path from the start of a prompt to the last thing that followed it; "own" is what it shares with
     no other.
     """
     output = Output(as_json)
-    with reach(url, _directory(url, given), api_key(api_key_file, os.environ)) as cache:
+    with reach(url, _directory(url, given)) as cache:
         found = cache.prefixes(limit, model)
         if model and not found["prefixes"]:
             _check_model(cache.stats(), model)
@@ -201,7 +217,6 @@ def _pinned(prefix: Mapping[str, Any]) -> str:
 def purge(
     url: str | None,
     as_json: bool,
-    api_key_file: str | None,
     everything: bool,
     prefix: str | None,
     older_than: str | None,
@@ -215,7 +230,7 @@ def purge(
     """
     what, text = _filter(everything, prefix, older_than, model)
     output = Output(as_json)
-    with reach(url, _directory(url, given), api_key(api_key_file, os.environ)) as cache:
+    with reach(url, _directory(url, given)) as cache:
         if not yes and sys.stdin.isatty() and not click.confirm(f"Remove {text} from {cache.where}?", err=True):
             raise HomeprefixdError("nothing was removed")
         done = cache.purge(what)

@@ -11,6 +11,7 @@ import click
 
 from ..config_sources import cache_directory
 from ..errors import ConfigError, NotFoundError, UnavailableError
+from .cache import key_flag
 from .output import Column, Output, counted, printable, seconds_text, size_text
 from .reach import call, running_daemon
 from .settings import json_flag, load_settings, setting_flags
@@ -31,7 +32,7 @@ def model(context: click.Context) -> None:
 
 def daemon_flags(function: Decorated) -> Decorated:
     """Decorator: which daemon is meant, and how the result is printed."""
-    function = json_flag(setting_flags("--cache-dir")(function))
+    function = key_flag(json_flag(setting_flags("--cache-dir")(function)))
     return click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")(
         function
     )

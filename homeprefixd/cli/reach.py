@@ -6,6 +6,7 @@ Both answer with the same plain objects, those of the admin API.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import click
 import msgspec
 
 from ..errors import (
@@ -40,6 +42,8 @@ DAEMON_FILE = "daemon.json"
 STORE_FILE = "data.mdb"
 
 KEY_VARIABLE = "HOMEPREFIXD_API_KEY"
+
+_DOOR = "homeprefixd.door"  # in the command's context: what `--api-key-file` and the daemon's entry said
 
 HEALTH_TIMEOUT = 3.0  # seconds
 ANSWER_TIMEOUT = 120.0  # seconds; a purge of a large store takes some
@@ -101,16 +105,16 @@ class Cache(Protocol):
 
 
 @contextlib.contextmanager
-def reach(url: str | None, directory: Path | None, key: str = "") -> Iterator[Cache]:
+def reach(url: str | None, directory: Path | None) -> Iterator[Cache]:
     """The cache at `url`, else that of the daemon running on `directory`, else the closed store in it.
 
-    `key`: for a daemon that asks for one. Raises UnavailableError, UnauthorizedError, ForbiddenError, NotFoundError (no
+    Raises UnavailableError, UnauthorizedError, ForbiddenError, NotFoundError (no
     store there), StoreError (in use by something that does not answer).
     """
     if url is None and directory is not None:
         url = running_daemon(directory)
     if url is not None:
-        yield DaemonCache(url, door_to(directory, key))
+        yield DaemonCache(url)
         return
     if directory is None or not os.path.exists(directory / STORE_FILE):
         raise NotFoundError(
@@ -140,16 +144,24 @@ def running_daemon(directory: Path) -> str | None:
         ) from error
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return url if is_alive(pid) and is_answering(url, door) else None
+    if not is_alive(pid) or not is_answering(url, door):
+        return None
+    remember(certificate=door.certificate)
+    return url
 
 
-def door_to(directory: Path | None, key: str) -> Door:
-    """How to talk to the daemon that runs on a directory; None: to one that was named by its URL."""
-    certificate = ""
-    if directory is not None:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            certificate = str(json.loads((directory / DAEMON_FILE).read_text()).get("certificate", ""))
-    return Door(key, certificate)
+def remember(**of_door: str) -> None:
+    """What this command's calls show and want to see from now on: fields of Door."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[_DOOR] = dataclasses.replace(own_door(), **of_door)
+
+
+def own_door() -> Door:
+    """This command's, see `remember`; with the environment's key where none was given."""
+    context = click.get_current_context(silent=True)
+    known = context.meta.get(_DOOR) if context is not None else None
+    return known if isinstance(known, Door) else Door(api_key(None, os.environ))
 
 
 def is_alive(pid: int) -> bool:
@@ -190,14 +202,14 @@ def call(
     timeout: float = ANSWER_TIMEOUT,
     door: Door | None = None,
 ) -> Any:
-    """GET `path`, or POST `body` to it; the JSON that comes back. `door` None: with the environment's key.
+    """GET `path`, or POST `body` to it; the JSON that comes back. `door` None: this command's.
 
     Raises RequestError, UnauthorizedError, ForbiddenError, NotFoundError, UnavailableError or HomeprefixdError with the
     daemon's message; UnavailableError has the detail `answered`: False when nothing came at all.
     """
     if "://" not in url:
         url = f"http://{url}"
-    door = Door(api_key(None, os.environ)) if door is None else door
+    door = own_door() if door is None else door
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {door.key}"} if door.key else {})}
     try:
@@ -240,19 +252,18 @@ def _from_status(status: int, message: str) -> HomeprefixdError:
 class DaemonCache:
     """The cache of a running daemon."""
 
-    def __init__(self, url: str, door: Door) -> None:
+    def __init__(self, url: str) -> None:
         self.where = url
-        self._door = door
 
     def stats(self) -> dict[str, Any]:
-        return dict(call(self.where, "/cache/stats", door=self._door))
+        return dict(call(self.where, "/cache/stats"))
 
     def prefixes(self, limit: int, model: str) -> dict[str, Any]:
         query = {"limit": limit, **({"model": model} if model else {})}
-        return dict(call(self.where, f"/cache/prefixes?{urllib.parse.urlencode(query)}", door=self._door))
+        return dict(call(self.where, f"/cache/prefixes?{urllib.parse.urlencode(query)}"))
 
     def purge(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(call(self.where, "/cache/purge", what, door=self._door))
+        return dict(call(self.where, "/cache/purge", what))
 
 
 class ClosedCache:

@@ -16,7 +16,7 @@ from ..config_sources import cache_directory, parse_size
 from ..errors import NotFoundError, StoreError, UnavailableError
 from .cache import cache_flags
 from .output import Output, count_text, seconds_text, size_text
-from .reach import STORE_FILE, api_key, call, door_to, running_daemon
+from .reach import STORE_FILE, call, running_daemon
 from .settings import load_settings
 
 _PATIENCE = 7 * 86_400.0  # s
@@ -40,9 +40,7 @@ def _need_store(directory: Path) -> None:
     "--rate", metavar="SIZE", help="Read so much in a second at most, as 50MB.  [default: 100MB; closed: all]"
 )
 @cache_flags
-def verify(
-    url: str | None, as_json: bool, api_key_file: str | None, repair: bool, rate: str | None, **given: str | None
-) -> int:
+def verify(url: str | None, as_json: bool, repair: bool, rate: str | None, **given: str | None) -> int:
     """Read all that is stored and check it.
 
     With the daemon running or stopped; requests do not wait for it. Exit code 1: something is damaged and still there.
@@ -51,7 +49,7 @@ def verify(
     if rate is not None and speed is None:
         raise click.UsageError(f"--rate cannot be {rate!r}; allowed: a size such as 50MB, each second")
     output = Output(as_json)
-    found = _verify(url, api_key(api_key_file, os.environ), given, repair, speed)
+    found = _verify(url, given, repair, speed)
     if as_json:
         output.document(found)
     else:
@@ -72,16 +70,14 @@ def _outcome(found: Mapping[str, Any], repair: bool) -> str:
     return f"{count_text(found['damaged'])} damaged{removed}{cut}"
 
 
-def _verify(
-    url: str | None, key: str, given: Mapping[str, str | None], repair: bool, rate: int | None
-) -> dict[str, Any]:
+def _verify(url: str | None, given: Mapping[str, str | None], repair: bool, rate: int | None) -> dict[str, Any]:
     directory = None
     if url is None:
         directory = _directory(given)
         url = running_daemon(directory)
     if url is not None:
         body = {"repair": repair, **({"rate": rate} if rate is not None else {})}
-        return dict(call(url, "/cache/verify", body, timeout=_PATIENCE, door=door_to(directory, key)))
+        return dict(call(url, "/cache/verify", body, timeout=_PATIENCE))
     if directory is None:
         raise UnavailableError("no cache is named")
     _need_store(directory)
