@@ -152,7 +152,6 @@ async def root(request: web.Request) -> web.Response:
             "name": "homeprefixd",
             "version": __version__,
             "description": "A llama.cpp server whose long prompts cost nothing the second time.",
-            "models": [known.alias for known in request.app[BACKEND].known()],
             "api": ["/v1/models", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/health"],
             "description_of_the_api": "/openapi.json",
             "admin": ["/cache/stats", "/cache/prefixes", "/cache/purge", "/models/load", "/models/unload", "/metrics"],

@@ -13,7 +13,19 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
-from . import admin, anthropic, llamacpp, ollama, ollama_models, openai, responses
+from . import (
+    admin,
+    anthropic,
+    embeddings,
+    llamacpp,
+    llamacpp_completion,
+    models,
+    ollama,
+    ollama_models,
+    openai,
+    responses,
+    warming,
+)
 from . import reply_shapes as shape
 from .errors import encode
 
@@ -43,7 +55,7 @@ class Operation(msgspec.Struct, frozen=True):
             return "Ollama"
         if self.path.startswith("/v1/messages"):
             return "Anthropic"
-        if self.path.startswith(("/cache", "/metrics", "/v1/metrics")):
+        if self.path.startswith(("/cache", "/metrics", "/v1/metrics", "/models/")):
             return "Administration"
         return "OpenAI and llama.cpp"
 
@@ -70,6 +82,13 @@ OPERATIONS: Sequence[Operation] = (
     Operation("POST", "/v1/responses", "Chat, item by item", responses.ResponsesBody, shape.Response, EVENTS),
     Operation("GET", "/v1/responses/{id}", "Always 404: nothing is stored", reply=shape.Response),
     Operation("DELETE", "/v1/responses/{id}", "Always 404: nothing is stored"),
+    *_both(Operation("POST", "/embeddings", "Texts to vectors", embeddings.EmbeddingsBody)),
+    Operation("GET", "/models/details", "All of each model"),
+    Operation("POST", "/models/load", "Load a model", models.ModelBody),
+    Operation("POST", "/models/unload", "Unload a model", models.ModelBody),
+    *_both(Operation("POST", "/completion", "Text", llamacpp_completion.CompletionBody, stream=EVENTS)),
+    Operation("POST", "/completions", "Text", llamacpp_completion.CompletionBody, stream=EVENTS),
+    *_both(Operation("POST", "/infill", "What stands between", llamacpp_completion.InfillBody, stream=EVENTS)),
     *_both(Operation("POST", "/tokenize", "Text to tokens", llamacpp.TokenizeBody, shape.Tokens)),
     *_both(Operation("POST", "/detokenize", "Tokens to text", llamacpp.DetokenizeBody, shape.Content)),
     *_both(Operation("POST", "/apply-template", "The prompt of a chat", openai.ChatBody, shape.Prompt)),
@@ -91,6 +110,17 @@ OPERATIONS: Sequence[Operation] = (
     Operation("GET", "/cache/prefixes", "What is kept", reply=shape.Prefixes, query=("limit", "model")),
     Operation("POST", "/cache/purge", "Remove from every tier", admin.PurgeBody, shape.Purged),
     Operation("POST", "/cache/verify", "Read and check all that is stored", admin.VerifyBody, shape.Verified),
+    Operation("POST", "/cache/compact", "Give the disk back what the store's file does not need"),
+    Operation("POST", "/cache/warm", "Compute a prompt now", openai.ChatBody),
+    Operation("POST", "/cache/match", "How much of a prompt is known", openai.ChatBody),
+    Operation("POST", "/cache/pin", "Keep a prefix", warming.PinBody),
+    Operation("POST", "/cache/unpin", "Let a prefix be evicted again", warming.PinBody),
+    Operation("POST", "/cache/export", "A prefix as a file", warming.PinBody, media="application/octet-stream"),
+    Operation("POST", "/cache/import", "Take in such a file"),
+    Operation("GET", "/cache/records", "The last requests"),
+    Operation("GET", "/cache/overview", "What the page shows"),
+    Operation("GET", "/cache/events", "The same, as it changes", media=EVENTS),
+    Operation("GET", "/cache/explain/{id}", "Why a request did not reuse more"),
     *_both(Operation("GET", "/metrics", "For Prometheus", media=PLAIN)),
 )
 

@@ -26,11 +26,8 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 def cache_flags(function: Decorated) -> Decorated:
     """Decorator: which cache is meant, and how the result is printed."""
     function = json_flag(setting_flags("--cache-dir")(function))
-    return key_flag(
-        click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")(
-            function
-        )
-    )
+    which = click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")
+    return key_flag(which(function))
 
 
 def key_flag(function: Decorated) -> Decorated:

@@ -19,7 +19,7 @@ import click
 from ..errors import UnavailableError
 from .cache import cache_flags
 from .output import Output, count_text, counted, size_text
-from .reach import failure
+from .reach import failure, own_door
 from .warming import body_of, daemon_of, named, names_of, prompt_flags
 
 _PATIENCE = 3_600.0  # s without a byte
@@ -101,7 +101,10 @@ def _asked(url: str, path: str, data: bytes | BinaryIO, headers: dict[str, str])
     """The reply's body. Raises as `reach.call` does."""
     if "://" not in url:
         url = f"http://{url}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    door = own_door()
+    if door.key:
+        headers["Authorization"] = f"Bearer {door.key}"
+    opener = door.opener(url)
     try:
         request = urllib.request.Request(url.rstrip("/") + path, data, headers)
         with opener.open(request, timeout=_PATIENCE) as reply:
