@@ -78,6 +78,16 @@ def test_a_call_that_must_be_made(served: Running, stream: bool) -> None:
     )
 
 
+def test_a_tool_that_cannot_be_expressed_does_not_spoil_a_form(served: Running) -> None:
+    odd = [{"type": "function", "function": {"name": "odd", "parameters": {"type": "bogus"}}}]
+    constraint = Constraint("json_schema", json.dumps({"enum": ["a", "b"]}))
+    text, end = served.ask(ASK, 20, **options(constraint=constraint, tools=odd))
+    assert json.loads(text) in ("a", "b")
+    assert end.reason == "stop"
+    with pytest.raises(RequestError, match="JSON schema cannot be used"):
+        served.ask(ASK, 20, tool_choice="required", tools=odd)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
