@@ -158,3 +158,22 @@ def test_thoughts_are_told_apart_and_free_of_the_form(demo_model: Path) -> None:
             assert not whole.text
     finally:
         running.close()
+
+
+def test_calls_that_the_model_writes_by_itself(demo_model: Path) -> None:
+    template = "{# <tool_call> #}{% for message in messages %}{{ message.content }}\n{% endfor %}{{ tools | tojson }}"
+    written = 'I do. <tool_call>\n{"name": "turn_on", "arguments": {"id": 7}}\n</tool_call>'
+    grammar = Constraint("grammar", f"root ::= {json.dumps(written)}")  # as if the model had thought of it
+    running = Running(load_frame(demo_model, chat_template=template), MemoryStore())
+    try:
+        for stream in (True, False):
+            rid = running.start(ASK, 60, tools=TOOLS, constraint=grammar, stream=stream)
+            end = running.finish(rid)
+            assert (end.reason, running.text(rid)) == ("tool_calls", "I do.")
+            pieces = [piece for delta in running.of(rid, Delta) for piece in delta.calls] + end.calls
+            assert [piece.name for piece in pieces if piece.name] == ["turn_on"]
+            assert "".join(piece.arguments for piece in pieces) == '{"id": 7}'
+        _, free = running.ask(ASK, 60, tools=TOOLS, tool_choice="none", constraint=grammar, stream=False)
+        assert (free.reason, free.text, free.calls) == ("stop", written, [])
+    finally:
+        running.close()
