@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import string
 from functools import cached_property
+from typing import Any
 
 from ..chat.forcing import answer_grammar, calls_grammar, forced_functions, tool_functions
 from ..chat.layout import Layout
@@ -92,13 +93,23 @@ class Shaper:
         functions = tool_functions(generate.tools or []) if generate.tool_choice == "auto" else {}
         if layout is not None and layout.calls in _NO_GRAMMAR:
             functions = {}
-        grammar = answer_grammar(
-            generate.constraint,
-            layout,
-            opened,
-            mark,
-            lambda text: translate(text, self._constraints.token),
-            functions,
-        )
-        param = "grammar" if generate.constraint.kind == "grammar" else "response_format"
-        return self._constraints.compile(grammar, param)
+        constraint = generate.constraint
+        param = "grammar" if constraint.kind == "grammar" else "response_format"
+
+        def mask(callable_functions: dict[str, dict[str, Any]]) -> Mask:
+            grammar = answer_grammar(
+                constraint,
+                layout,
+                opened,
+                mark,
+                lambda text: translate(text, self._constraints.token),
+                callable_functions,
+            )
+            return self._constraints.compile(grammar, param)
+
+        try:
+            return mask(functions)
+        except RequestError:
+            if not functions:
+                raise
+            return mask({})  # a tool's parameters may be what cannot be expressed, and nobody insists on a call

@@ -78,6 +78,16 @@ def test_a_call_that_must_be_made(served: Running, stream: bool) -> None:
     )
 
 
+def test_a_tool_that_cannot_be_expressed_does_not_spoil_a_form(served: Running) -> None:
+    odd = [{"type": "function", "function": {"name": "odd", "parameters": {"type": "bogus"}}}]
+    constraint = Constraint("json_schema", json.dumps({"enum": ["a", "b"]}))
+    text, end = served.ask(ASK, 20, **options(constraint=constraint, tools=odd))
+    assert json.loads(text) in ("a", "b")
+    assert end.reason == "stop"
+    with pytest.raises(RequestError, match="JSON schema cannot be used"):
+        served.ask(ASK, 20, tool_choice="required", tools=odd)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -146,5 +156,24 @@ def test_thoughts_are_told_apart_and_free_of_the_form(demo_model: Path) -> None:
             _, whole = running.ask(ASK, 6, stream=False, **changes)
             assert whole.reasoning
             assert not whole.text
+    finally:
+        running.close()
+
+
+def test_calls_that_the_model_writes_by_itself(demo_model: Path) -> None:
+    template = "{# <tool_call> #}{% for message in messages %}{{ message.content }}\n{% endfor %}{{ tools | tojson }}"
+    written = 'I do. <tool_call>\n{"name": "turn_on", "arguments": {"id": 7}}\n</tool_call>'
+    grammar = Constraint("grammar", f"root ::= {json.dumps(written)}")  # as if the model had thought of it
+    running = Running(load_frame(demo_model, chat_template=template), MemoryStore())
+    try:
+        for stream in (True, False):
+            rid = running.start(ASK, 60, tools=TOOLS, constraint=grammar, stream=stream)
+            end = running.finish(rid)
+            assert (end.reason, running.text(rid)) == ("tool_calls", "I do.")
+            pieces = [piece for delta in running.of(rid, Delta) for piece in delta.calls] + end.calls
+            assert [piece.name for piece in pieces if piece.name] == ["turn_on"]
+            assert "".join(piece.arguments for piece in pieces) == '{"id": 7}'
+        _, free = running.ask(ASK, 60, tools=TOOLS, tool_choice="none", constraint=grammar, stream=False)
+        assert (free.reason, free.text, free.calls) == ("stop", written, [])
     finally:
         running.close()

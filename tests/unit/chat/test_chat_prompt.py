@@ -86,6 +86,25 @@ def test_kwargs_and_tools_reach_the_template_in_order() -> None:
     assert caught.value.param == "chat_template_kwargs"
 
 
+def test_a_template_without_tools_gets_them_as_text() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        Message("system", "Be brief."),
+        Message("user", "Go"),
+        Message("assistant", None, tool_calls=[call]),
+        Message("tool", "done", tool_call_id="c"),
+    ]
+    shown = render(CHATML, messages, tools)
+    assert '{"name": "f", "parameters": {"b": 1, "a": 2}}' in shown
+    assert shown.startswith("<|im_start|>system\nBe brief.\n\nYou can call these tools.")
+    assert '<|im_start|>assistant\n{"name": "f", "arguments": {"x": 1}}<|im_end|>' in shown
+    assert "<|im_start|>user\nResult of the tool: done<|im_end|>" in shown
+    assert render(CHATML, HELLO, tools).startswith("<|im_start|>system\nYou can call these tools.")
+    assert "You can call" not in render(CHATML, HELLO)
+    assert "You can call" not in render("{{ tools | tojson }}", HELLO, tools)
+
+
 def test_no_content_is_empty_text() -> None:
     assert render("[{{ messages[0].content }}]", [Message("assistant", None)]) == "[]"
 
