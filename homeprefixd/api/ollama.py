@@ -13,13 +13,13 @@ import msgspec
 from aiohttp import web
 
 from ..errors import HomeprefixdError, RequestError
-from ..frames import Constraint, DescribeTemplate, Generate, Message, Sampling
+from ..frames import Constraint, Generate, Message, Sampling
 from . import conversation, fields
 from .conversation import unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
-from .ollama_models import Residency, resolve
+from .ollama_models import resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
 from .replies import respond
@@ -290,16 +290,12 @@ def error_form(error: HomeprefixdError) -> dict[str, Any]:
 
 
 async def _load(request: web.Request, alias: str, body: CommonBody, writer: LineWriter) -> web.Response:
-    """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not, where that can be)."""
+    """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not)."""
     backend, seconds = request.app[BACKEND], body.seconds()
     if seconds == 0:
-        if isinstance(backend, Residency):
-            await backend.unload(alias)
+        await backend.unload(alias)
         return json_response(writer.without_prompt("unload"))
-    if isinstance(backend, Residency):
-        await backend.load(alias, seconds)
-    else:
-        await backend.convert(alias, DescribeTemplate(writer.rid))  # waits while it loads
+    await backend.load(alias, seconds)
     return json_response(writer.without_prompt("load"))
 
 
@@ -331,10 +327,10 @@ async def _answer(
     backend, seconds = request.app[BACKEND], body.seconds()
     wanted = with_standing(request, wanted, None)
     lines = LineStream(request, request.app[CONFIG].keep_alive) if wanted.stream else None
-    if seconds and isinstance(backend, Residency):
+    if seconds:
         await backend.load(alias, seconds)
     response = await respond(request, backend.generate(alias, wanted), writer, lines)
-    if seconds == 0 and isinstance(backend, Residency):
+    if seconds == 0:
         await backend.unload(alias)
     return response
 

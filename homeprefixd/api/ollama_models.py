@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -30,19 +30,6 @@ _LATEST = ":latest"
 _QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
 
 
-@runtime_checkable
-class Residency(Protocol):
-    """A backend that loads and unloads models when it is told to, and knows those that are not loaded."""
-
-    async def load(self, alias: str, keep_alive: float | None = None) -> None: ...
-
-    async def unload(self, alias: str) -> bool: ...
-
-    def known(self) -> list[Any]:
-        """Each with `alias`, `path`, `created`, `size` and `info`, a ModelInfo or None."""
-        ...
-
-
 @dataclass(frozen=True)
 class Listed:
     """A model as it is listed. `size`: bytes, `created`: Unix time, s; `info`: where it is loaded."""
@@ -55,11 +42,9 @@ class Listed:
 
 
 def listed(request: web.Request) -> list[Listed]:
-    """All models, loaded or not as far as the backend tells."""
-    backend = request.app[BACKEND]
-    if isinstance(backend, Residency):
-        return [Listed(one.alias, one.path, one.size, one.created, one.info) for one in backend.known()]
-    return [Listed(info.alias, info.path, info.size, backend.created(info.alias), info) for info in backend.models()]
+    """All models, loaded or not."""
+    known = request.app[BACKEND].known()
+    return [Listed(one.alias, one.path, one.size, one.created, one.info) for one in known]
 
 
 class ShowBody(msgspec.Struct):

@@ -236,7 +236,7 @@ class MemoryAdmin:
                 PlanNode(b"a" * 32, 0, 64, 64, "hot", 1000, True, -1),
                 PlanNode(b"b" * 32, 64, 64, 20, "warm", 2000, True, -1),
             ],
-            1e6,
+            warm_rate=1e6,
         )
 
     async def stats(self) -> dict[str, Any]:

@@ -174,7 +174,8 @@ async def test_the_page_is_for_browsers(client: TestClient) -> None:
     assert page.count("<script>") == 1
     for outside in ("http://", "https://"):
         assert outside not in page.replace("http://www.w3.org/2000/svg", "")
-    assert (await client.get("/")).content_type == "application/json"
+    assert (await client.get("/")).content_type == "text/plain"
+    assert (await client.get("/", headers={"Accept": "application/json"})).content_type == "application/json"
 
 
 async def test_the_page_is_guarded(client: TestClient) -> None:
