@@ -21,11 +21,11 @@ from ..prefix.codec import PIECE, Decoder, Encoder
 from .texts import document
 
 LEVELS = (0, 1, 3, 9)
-TOKENS = 1024
+TOKENS = 512
 TYPES = ("f16", "q8_0")
 
 _BATCH = 256
-_LEAST = 0.3  # s that each rate is measured
+_LEAST = 1.0  # s that each rate is measured
 _HEADER = struct.Struct("<IiII")  # magic, sequence id, streams, cells
 _CELL = 12  # bytes: position, number of ids, id
 _ROW = struct.Struct("<iQ")  # type, bytes of one cell's row
@@ -44,8 +44,13 @@ class Row:
     read: float
 
 
-def measure(path: Path, threads: int, levels: Sequence[int] = LEVELS, tokens: int = TOKENS) -> list[Row]:
-    """Raises ModelError, ValueError where the model's state has a layout that is not known here."""
+def measure(
+    path: Path, threads: int, levels: Sequence[int] = LEVELS, tokens: int = TOKENS, least: float = _LEAST
+) -> list[Row]:
+    """Each rate is measured for `least` seconds.
+
+    Raises ModelError, ValueError where the model's state has a layout that is not known here.
+    """
     model = Model.load(path, LlamaLog())
     text = document(random.Random(1), 2.0 * tokens)
     ids = np.array(model.tokenize(text)[:tokens], np.int32)
@@ -53,7 +58,7 @@ def measure(path: Path, threads: int, levels: Sequence[int] = LEVELS, tokens: in
     try:
         for kv_type in TYPES:
             for part, state in zip("KV", _parts(_state(model, kv_type, threads, ids)), strict=True):
-                rows += [_measure(kv_type, part, level, state) for level in levels]
+                rows += [_measure(kv_type, part, level, state, least) for level in levels]
     finally:
         model.close()
     return rows
@@ -98,7 +103,7 @@ def _parts(state: bytes) -> tuple[bytes, bytes]:
     return b"".join(found[0]), b"".join(found[1])
 
 
-def _measure(kv_type: str, part: str, level: int, state: bytes) -> Row:
+def _measure(kv_type: str, part: str, level: int, state: bytes, least: float) -> Row:
     encoder, decoder, key = Encoder(level), Decoder(), bytes(32)
     raw = memoryview(state)
     pieces = [raw[at : at + PIECE] for at in range(0, len(raw) - PIECE + 1, PIECE)] or [raw]
@@ -115,12 +120,12 @@ def _measure(kv_type: str, part: str, level: int, state: bytes) -> Row:
         for number, (record, piece) in enumerate(zip(records, pieces, strict=True)):
             decoder.decode(key, number, memoryview(record), out[: len(piece)])
 
-    return Row(kv_type, part, level, size / stored, size / _seconds(write), size / _seconds(read))
+    return Row(kv_type, part, level, size / stored, size / _seconds(write, least), size / _seconds(read, least))
 
 
-def _seconds(run: Callable[[], None]) -> float:
+def _seconds(run: Callable[[], None], least: float) -> float:
     """Of one call: the fastest of those that fit the time."""
-    best, end = float("inf"), time.perf_counter() + _LEAST
+    best, end = float("inf"), time.perf_counter() + least
     while time.perf_counter() < end:
         begin = time.perf_counter()
         run()
