@@ -11,7 +11,7 @@ from .blocks import FORMAT_VERSION, KEY_BYTES
 from .cache import Cache
 from .pins import PinRow
 from .purge import ID_CHARACTERS, children, is_model, model_label
-from .tree import Placed
+from .tree import NodeTable, Placed, is_covered
 from .warm_table import WarmTable
 
 _STEP_NODES = 100  # that are looked at under the lock at once
@@ -125,13 +125,17 @@ def _hot_leaves(cache: Cache, wanted: set[bytes]) -> dict[bytes, Placed]:
 
 
 def _without_edge(cache: Cache, warm: WarmTable | None, leaf: Placed) -> Placed | None:
-    """For a leaf that is an edge: its node, if that is a leaf but for it."""
-    if not leaf.is_edge:
-        return leaf
-    owner = cache.hot.by_key.get(leaf.parent)
-    node = owner.node if owner is not None else warm.place(leaf.parent) if warm is not None else None
-    others = children(cache, warm, leaf.parent).keys() - {leaf.record.key}
-    return node if not others else None
+    """A leaf; for one that is an edge its node, if it has nothing else. None for a point on the way of a longer one."""
+    node: Placed | None = leaf
+    if leaf.is_edge:
+        owner = cache.hot.by_key.get(leaf.parent)
+        node = owner.node if owner is not None else warm.place(leaf.parent) if warm is not None else None
+        if children(cache, warm, leaf.parent).keys() - {leaf.record.key}:
+            return None
+    if node is None or not node.record.holds_edge:
+        return node
+    tables: list[NodeTable] = [cache.hot.table, *([warm] if warm is not None else [])]
+    return node if not any(is_covered(table, node.tree_key) for table in tables) else None
 
 
 def _warm_leaves(cache: Cache, wanted: set[bytes], limit: int) -> dict[bytes, Placed]:
