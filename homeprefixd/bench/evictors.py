@@ -40,7 +40,7 @@ class _Room(Arena):
     """Counts bytes in place of holding them. Here a byte stands for a token."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = self.allowance = limit
         self.used = 0
 
     def allocate(self, size: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -267,7 +268,8 @@ def test_the_key_is_sent(
     monkeypatch.setenv("HOMEPREFIXD_API_KEY", "from-the-variable")
     assert command("stats", "--url", daemon.url).code == 0
     assert command("stats", "--url", daemon.url, "--api-key-file", str(file)).code == 0
-    assert daemon.keys == [None, "Bearer from-the-variable", "Bearer from-the-file"]
+    shown = [None, "Bearer from-the-variable", "Bearer from-the-file"]  # in all calls of a command, and in nothing else
+    assert [key for key, _ in itertools.groupby(daemon.keys)] == shown
 
 
 def test_a_key_that_is_none(command: Callable[..., Any], daemon: Any, tmp_path: Path) -> None:

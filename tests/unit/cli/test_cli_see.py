@@ -76,7 +76,7 @@ def test_the_shell_completes() -> None:
     environ = {
         **os.environ,
         "_HOMEPREFIXD_COMPLETE": "bash_complete",
-        "COMP_WORDS": "homeprefixd ex",
+        "COMP_WORDS": "homeprefixd expl",
         "COMP_CWORD": "1",
     }
     done = subprocess.run(

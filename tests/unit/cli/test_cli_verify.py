@@ -11,7 +11,6 @@ import lmdb
 import pytest
 
 from homeprefixd.bench.many_nodes import fill
-from homeprefixd.cli import reach
 from homeprefixd.cli import verify as module
 from homeprefixd.prefix.client import AdminClient
 
@@ -62,7 +61,7 @@ def test_a_running_daemon_is_asked(
     asked: list[tuple[str, str, Any]] = []
     reply = {"nodes": 2, "bytes": 9, "damaged": 1, "removed": 0, "problems": ["a: b"], "seconds": 0.1, "complete": True}
 
-    def call(url: str, path: str, body: Any, timeout: float, door: reach.Door) -> Any:
+    def call(url: str, path: str, body: Any, timeout: float) -> Any:
         asked.append((url, path, body))
         return reply
 
