@@ -225,7 +225,8 @@ def hostile(tmp_path: Path, demo_model: Path, tiny: Path, cuts: int, mutations: 
     files += [(f"mutation {n}", mutated(whole, heads[n % 2], chance)) for n in range(mutations)]
     refused = 0
     listed = f'[[models.list]]\npath = "{folder}/directory.gguf"\n'
-    with serve(tmp_path, settings(folder, demo_model) + listed) as served:
+    stays = settings(folder, demo_model).replace('alias = "demo"', 'alias = "demo"\nkeep_alive = 3600')
+    with serve(tmp_path, stays + listed) as served:
         served.chat("demo", "Hello")
         worker = served.worker("demo")
         for name in ("empty", "text", "directory"):

@@ -122,8 +122,9 @@ async def test_the_main_model_and_pinned_ones_are_loaded_at_the_start(make: Make
     await pool.first_loads()
     await until(lambda: states(pool) == "LLU")
     assert pool.status()["state"] == "ok"
+    await words(pool, "a", "say x")
     await words(pool, "c", "say x")
-    assert states(pool) == "ULL"  # not the pinned one, although it was used before
+    assert states(pool) == "ULL"  # not the pinned one, although a was used later
 
 
 async def test_what_cannot_fit_is_refused_with_sizes(make: Make) -> None:
