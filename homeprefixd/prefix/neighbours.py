@@ -29,6 +29,10 @@ def neighbour(cache: Cache, namespace: bytes, tokens: bytes, beyond: int) -> Tok
         while last is not None and len(path) // 4 < same + beyond:
             key = last.record.key
             children = [child for table in tables for child in itertools.islice(table.children(key), _CHILDREN)]
-            last = max(children, key=lambda child: child.record.last_use, default=None)
+            last = max(
+                (child for child in children if not child.is_edge),
+                key=lambda child: child.record.last_use,
+                default=None,
+            )
             path += last.tree_key[KEY_BYTES:] if last is not None else b""
     return TokensLE(swap(path))
