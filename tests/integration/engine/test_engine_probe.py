@@ -52,7 +52,7 @@ def test_a_probe_that_dies_turns_the_cache_off_and_says_why(
     info = running.worker.info
     assert info.cache_mode == "off"
     assert "GGML_ASSERT(is_full) failed" in info.cache_reason
-    assert running.ask([1000, 1001, 1002], 4)[1].reason == "length"
+    assert running.ask([100, 101, 102], 4)[1].reason == "length"
     dying(monkeypatch, "exit 9")
     assert probe(load_frame(small("llama")), tmp_path) == Outcome("off", info.cache_reason.partition(": ")[2][:-1])
 
