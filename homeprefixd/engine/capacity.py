@@ -99,13 +99,14 @@ def split(model: Model, size: Capacity, parallel: int, *, on_gpu: bool, has_scor
     One where the state is not of full attention alone, and on a GPU, where memory is dear.
     """
     plain = not (model.is_recurrent or model.is_hybrid or model.n_swa or original_context(model))
-    count = max(1, min(parallel, size.pool // size.ctx, MOST)) if plain and not on_gpu else 1
+    # `choose` may have taken `_ROUND` off, which must not cost a whole context
+    count = max(1, min(parallel, (size.pool + _ROUND) // size.ctx, MOST)) if plain and not on_gpu else 1
     if count == 1:
         return [size.pool]
-    own = size.pool // count // _ROUND * _ROUND
+    own = max(size.pool // count // _ROUND * _ROUND, _up(size.ctx))
     if has_scores and own % _ALIAS == 0:
         own += -_ROUND if own - _ROUND >= size.ctx else _ROUND
-    return [max(own, _up(size.ctx))] * count
+    return [own] * count
 
 
 def _up(tokens: int) -> int:

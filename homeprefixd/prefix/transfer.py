@@ -19,7 +19,17 @@ import xxhash
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
 from ..frames import NewNode
 from .arena import pages
-from .blocks import BLOCK_TOKENS, FORMAT_VERSION, MODEL_NAME, Namespace, TokensBE, block_key, namespace_of, swap
+from .blocks import (
+    BLOCK_TOKENS,
+    FORMAT_VERSION,
+    MODEL_NAME,
+    Namespace,
+    TokensBE,
+    block_key,
+    edges_of,
+    namespace_of,
+    swap,
+)
 from .cache import BlockLostError, Cache
 from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
 from .purge import find
@@ -89,6 +99,11 @@ def export(
                 hot = cache.hot.by_key.get(node.parent)
                 node = hot.node if hot is not None else warm.place(node.parent) if warm is not None else None
         tokens = swap(b"".join(reversed(parts)))
+    if edges_of(cache.namespaces.get(namespace, {})) is not None:
+        raise RequestError(
+            "this model has sliding-window or recurrent layers: its prefixes cannot be exported yet",
+            code="unsupported_value",
+        )
     lease = session.lookup(namespace, tokens, limit=len(tokens) // 4)
     try:
         if not lease.plan:
