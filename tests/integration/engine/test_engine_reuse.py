@@ -266,7 +266,7 @@ def test_a_broken_store_is_a_slow_one(run: Run, tiny: Callable[[str], Path], tok
 def test_saving_goes_on_when_there_is_room_again(
     run: Run, tiny: Callable[[str], Path], tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homeprefixd.engine.saving._PAUSE", 0.01)
+    monkeypatch.setattr("homeprefixd.engine.saving.PAUSE", 0.01)
     running = run(tiny("llama"), batch=64)
     running.known()
     running.store.full = True
