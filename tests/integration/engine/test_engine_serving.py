@@ -327,10 +327,10 @@ def test_an_unexpected_exception_ends_one_request_only(
     original = Engine._next_token
     victims: list[str] = []
 
-    def next_token(self: Engine, sequence: Sequence, index: int) -> None:
+    def next_token(self: Engine, sequence: Sequence, context: Context, index: int) -> None:
         if sequence.request.rid in victims and sequence.generated == 5:
             raise KeyError("boom")
-        original(self, sequence, index)
+        original(self, sequence, context, index)
 
     monkeypatch.setattr(Engine, "_next_token", next_token)
     victims.append(f"r{running._count + 1}")
