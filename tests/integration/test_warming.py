@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,15 @@ def test_warm_match_and_pin(demo_model: Path, tmp_path: Path, capsys: pytest.Cap
         assert cli("pin", "--request", reply["id"])["pins"][0]["tokens"] == total
 
 
-def test_sighup(demo_model: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP is not ignored by children, also where these tests were started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_sighup(demo_model: Path, tmp_path: Path, hangup: None) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[cache]\nwarm = '40MiB'\n")
     flags = ["--model", str(demo_model), "--config", str(config), *FLAGS, "--hot", "32MiB"]
