@@ -5,6 +5,7 @@ llama.cpp has one log callback per process, so there is one `LlamaLog` at a time
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections import deque
@@ -29,7 +30,9 @@ class LlamaLog:
         self._lines: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._open = ""
         self._level = 0
-        self._callback = C.llama_log_callback(self._take)  # must outlive its use by llama.cpp
+        self._callback = C.llama_log_callback(self._take)
+        # llama.cpp may call it until another one is set, whoever has dropped this object by then: it is never freed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._callback))
         C.llama_log_set(self._callback, None)
 
     def _take(self, level: int, text: bytes, _user_data: int) -> None:

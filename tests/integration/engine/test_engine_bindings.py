@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +149,12 @@ def test_no_text_has_fewer_tokens_than_the_bound_says(model: Model, text: str) -
     for count in (1, 7, 200, 3000):
         assert bound.least_tokens(text * count) <= len(model.tokenize(text * count, add_bos=False))
     assert bound.least_tokens("The quick brown fox. " * 3000) > 700
+
+
+def test_a_log_that_was_dropped_is_kept_for_llama_cpp() -> None:
+    """It may be called until another is set: one that was freed ended the process, at some later load."""
+    dropped = weakref.ref(LlamaLog())
+    gc.collect()
+    kept = dropped()
+    assert kept is not None
+    kept.close()
