@@ -185,41 +185,31 @@ class Scrape:
         return InfoMetricFamily(PREFIX + "build", "What runs here.", value={"version": __version__})
 
     def _observed(self) -> Iterator[Metric]:
-        from prometheus_client.metrics_core import CounterMetricFamily
-
         seen = self._observations
-        requests = CounterMetricFamily(
-            PREFIX + "requests_total",
+        yield _counter(
+            "requests_total",
             "Requests, by how they ended: finished, left by the client, refused (4xx), failed (5xx).",
-            labels=["model", "outcome"],
+            ("model", "outcome"),
+            seen.requests.items(),
         )
-        for (model, outcome), count in sorted(seen.requests.items()):
-            requests.add_metric([model, outcome], count)
-        yield requests
-        tokens = CounterMetricFamily(
-            PREFIX + "prefix_tokens_total",
+        yield _counter(
+            "prefix_tokens_total",
             "Tokens of the prompts of finished requests: reused, and from which tier, or computed.",
-            labels=["model", "outcome", "tier"],
+            ("model", "outcome", "tier"),
+            seen.prefix_tokens.items(),
         )
-        for labels, count in sorted(seen.prefix_tokens.items()):
-            tokens.add_metric(list(labels), count)
-        yield tokens
-        lost = CounterMetricFamily(
-            PREFIX + "lost_tokens_total",
+        yield _counter(
+            "lost_tokens_total",
             "Prompt tokens that were computed though most of them had been known, by why they were not reused.",
-            labels=["model", "cause"],
+            ("model", "cause"),
+            seen.lost_tokens.items(),
         )
-        for (model, cause), count in sorted(seen.lost_tokens.items()):
-            lost.add_metric([model, cause], count)
-        yield lost
-        rules = CounterMetricFamily(
-            PREFIX + "stable_rules_total",
+        yield _counter(
+            "stable_rules_total",
             "How often rules that keep prompts stable were applied.",
-            labels=["model", "rule"],
+            ("model", "rule"),
+            seen.rules.items(),
         )
-        for (model, rule), count in sorted(seen.rules.items()):
-            rules.add_metric([model, rule], count)
-        yield rules
         cached = "cached: at least half of the prompt was reused."
         yield _histogram(
             "time_to_first_token_seconds", f"From a request's arrival to its first token; {cached}", seen.first_token
@@ -259,6 +249,16 @@ def _families(
                 families[figure.name] = kind(PREFIX + figure.name, figure.help, labels=list(labels))
             families[figure.name].add_metric(list(labels.values()), value)
     yield from families.values()
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    """A family with one series for each of `counts`: the values of `labels`, and the count."""
+    from prometheus_client.metrics_core import CounterMetricFamily
+
+    family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
+    for values, count in sorted(counts):
+        family.add_metric(list(values), count)
+    return family
 
 
 def _histogram(name: str, text: str, series: Mapping[tuple[str, bool], Histogram]) -> Metric:

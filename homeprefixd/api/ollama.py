@@ -41,8 +41,8 @@ ABSENT = {
     "/api/create": f"Models cannot be created here: {_BY_HAND}",
     "/api/copy": "Models cannot be copied here.",
     "/api/delete": "Models cannot be deleted here: remove the file on the server's disk.",
-    "/api/embed": "Embeddings are not supported here.",
-    "/api/embeddings": "Embeddings are not supported here.",
+    "/api/embed": "Embeddings are at /v1/embeddings.",
+    "/api/embeddings": "Embeddings are at /v1/embeddings.",
 }
 """Ollama's routes that are not done here -> what is answered."""
 

@@ -28,6 +28,7 @@ from . import (
 )
 from . import reply_shapes as shape
 from .errors import encode
+from .origin import ADMIN
 
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
@@ -55,7 +56,7 @@ class Operation(msgspec.Struct, frozen=True):
             return "Ollama"
         if self.path.startswith("/v1/messages"):
             return "Anthropic"
-        if self.path.startswith(("/cache", "/metrics", "/v1/metrics", "/models/")):
+        if self.path.startswith(ADMIN):
             return "Administration"
         return "OpenAI and llama.cpp"
 

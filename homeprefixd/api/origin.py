@@ -14,7 +14,7 @@ from ..errors import ForbiddenError
 from . import page
 from .errors import Handler
 
-_ADMIN = ("/cache", "/metrics", "/v1/metrics", "/models/details", "/models/load", "/models/unload")
+ADMIN = ("/cache", "/metrics", "/v1/metrics", "/models/details", "/models/load", "/models/unload")
 _METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 
 
@@ -49,7 +49,7 @@ def is_local_origin(origin: str) -> bool:
 
 def is_admin(request: web.Request) -> bool:
     """Is it about what this daemon holds and does, rather than a request to a model?"""
-    return request.path.startswith(_ADMIN) or page.is_wanted(request)
+    return request.path.startswith(ADMIN) or page.is_wanted(request)
 
 
 class OriginGuard:

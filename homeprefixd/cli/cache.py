@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from ..config_sources import cache_directory
-from ..errors import HomeprefixdError, NotFoundError
+from ..errors import HomeprefixdError, NotFoundError, UnavailableError
 from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
-from .reach import api_key, call, reach, remember
+from .reach import api_key, call, reach, remember, running_daemon
 from .settings import json_flag, load_settings, setting_flags
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -45,6 +45,19 @@ def key_flag(function: Decorated) -> Decorated:
         callback=remembered,
         help="Holds the key for a daemon that asks.  [default: $HOMEPREFIXD_API_KEY]",
     )(function)
+
+
+def daemon_of(url: str | None, given: Mapping[str, str | None]) -> str:
+    """URL of the daemon that is meant. Raises UnavailableError if none runs."""
+    if url is not None:
+        return url
+    directory = cache_directory(load_settings(given).config.cache.dir, os.environ)
+    found = running_daemon(directory)
+    if found is None:
+        raise UnavailableError(
+            f"no daemon runs on {directory}: start it with `homeprefixd serve`, or name one by --url"
+        )
+    return found
 
 
 def _directory(url: str | None, given: Mapping[str, str | None]) -> Path | None:

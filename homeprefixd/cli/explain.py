@@ -10,25 +10,12 @@ from typing import Any
 
 import click
 
-from ..config_sources import cache_directory, find_file, user_file
-from ..errors import ConfigError, HomeprefixdError, UnavailableError
-from .cache import cache_flags
+from ..config_sources import find_file, user_file
+from ..errors import ConfigError, HomeprefixdError
+from .cache import cache_flags, daemon_of
 from .output import Output, count_text, printable, seconds_text
-from .reach import call, running_daemon
+from .reach import call
 from .settings import load_settings
-
-
-def daemon_url(url: str | None, given: Mapping[str, str | None]) -> str:
-    """URL of the daemon that is meant. Raises UnavailableError if none runs."""
-    if url is not None:
-        return url
-    directory = cache_directory(load_settings(given).config.cache.dir, os.environ)
-    found = running_daemon(directory)
-    if found is None:
-        raise UnavailableError(
-            f"no daemon runs on {directory}; name one with --url, or start it with `homeprefixd serve`"
-        )
-    return found
 
 
 @click.command()
@@ -41,7 +28,7 @@ def explain(request_id: str, apply: bool, url: str | None, as_json: bool, **give
     ID is the `id` of its reply; `last` is the last request.
     """
     output = Output(as_json)
-    found = call(daemon_url(url, given), f"/cache/explain/{urllib.parse.quote(request_id, safe='')}")
+    found = call(daemon_of(url, given), f"/cache/explain/{urllib.parse.quote(request_id, safe='')}")
     if as_json:
         output.document(found)
     else:

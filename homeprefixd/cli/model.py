@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from ..config_sources import cache_directory
-from ..errors import ConfigError, NotFoundError, UnavailableError
-from .cache import key_flag
+from ..errors import ConfigError, NotFoundError
+from .cache import daemon_of, key_flag
 from .output import Column, Output, counted, printable, seconds_text, size_text
 from .reach import call, running_daemon
 from .settings import json_flag, load_settings, setting_flags
@@ -36,17 +36,6 @@ def daemon_flags(function: Decorated) -> Decorated:
     return click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")(
         function
     )
-
-
-def _daemon(url: str | None, given: Mapping[str, str | None]) -> str:
-    """The URL of the daemon that is meant. Raises UnavailableError if none runs."""
-    if url is not None:
-        return url
-    directory = cache_directory(load_settings(given).config.cache.dir, os.environ)
-    found = running_daemon(directory)
-    if found is None:
-        raise UnavailableError(f"no daemon runs on {directory}: start one, or name one with --url")
-    return found
 
 
 def _details(url: str) -> list[dict[str, Any]]:
@@ -119,7 +108,7 @@ def _configured(given: Mapping[str, str | None]) -> list[dict[str, Any]]:
 def load(name: str, keep_alive: float | None, url: str | None, as_json: bool, **given: str | None) -> None:
     """Load a model now, rather than with its first request."""
     body = {"model": name, **({} if keep_alive is None else {"keep_alive": keep_alive})}
-    done = call(_daemon(url, given), "/models/load", body, timeout=LOAD_TIMEOUT)
+    done = call(daemon_of(url, given), "/models/load", body, timeout=LOAD_TIMEOUT)
     output = Output(as_json)
     if as_json:
         output.document(done)
@@ -133,7 +122,7 @@ def load(name: str, keep_alive: float | None, url: str | None, as_json: bool, **
 @daemon_flags
 def unload(name: str, url: str | None, as_json: bool, **given: str | None) -> None:
     """Unload a model. One that is in use goes when its last request ends; its cached prefixes stay."""
-    done = call(_daemon(url, given), "/models/unload", {"model": name})
+    done = call(daemon_of(url, given), "/models/unload", {"model": name})
     output = Output(as_json)
     if as_json:
         output.document(done)
@@ -151,7 +140,7 @@ def show(name: str, url: str | None, as_json: bool, **given: str | None) -> None
 
     Where prefixes are stored for the same file that cannot be used, the fields in which they differ are named.
     """
-    models = _details(_daemon(url, given))
+    models = _details(daemon_of(url, given))
     one = next((found for found in models if found["id"] == name), None)
     if one is None:
         known = ", ".join(found["id"] for found in models) or "none"

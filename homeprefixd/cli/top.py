@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from ..errors import UnavailableError
-from .cache import cache_flags
-from .explain import daemon_url
+from .cache import cache_flags, daemon_of
 from .output import Output, count_text, printable, seconds_text, size_text
 from .reach import call
 
@@ -27,7 +26,7 @@ _BAR = 20  # letters
 def top(once: bool, every: float, url: str | None, as_json: bool, **given: str | None) -> None:
     """Show what is answered now, and how it goes. Ctrl-C ends it."""
     output = Output(as_json)
-    where = daemon_url(url, given)
+    where = daemon_of(url, given)
     if as_json:
         output.document(call(where, "/cache/overview"))
         return

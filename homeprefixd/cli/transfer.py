@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 import click
 
 from ..errors import UnavailableError
-from .cache import cache_flags
+from .cache import cache_flags, daemon_of
 from .output import Output, count_text, counted, size_text
 from .reach import failure, own_door
-from .warming import body_of, daemon_of, named, names_of, prompt_flags
+from .warming import body_of, named, names_of, prompt_flags
 
 _PATIENCE = 3_600.0  # s without a byte
 _BUFFER = 1 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from ..config_sources import cache_directory
-from ..errors import UnavailableError
-from .cache import age_seconds, cache_flags, identifier
+from .cache import age_seconds, cache_flags, daemon_of, identifier
 from .output import Column, Output, age_text, count_text, seconds_text, size_text
-from .reach import call, running_daemon
-from .settings import load_settings
+from .reach import call
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -73,19 +69,6 @@ def _from_file(name: str) -> dict[str, Any]:
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(_MOST + 1)
-
-
-def daemon_of(url: str | None, given: Mapping[str, str | None]) -> str:
-    """URL of the daemon that is meant. Raises UnavailableError."""
-    if url is not None:
-        return url
-    directory = cache_directory(load_settings(given).config.cache.dir, os.environ)
-    found = running_daemon(directory)
-    if found is None:
-        raise UnavailableError(
-            f"no daemon runs on {directory}: start it with `homeprefixd serve`, or name one by --url"
-        )
-    return found
 
 
 def _needed(body: Mapping[str, Any]) -> None:

@@ -227,7 +227,18 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     threads = load.threads or len(os.sched_getaffinity(0))
     embedder = Embedder(model, threads, emit)
     if only_embeds(model):
-        return EmbeddingWorker(embedder, _embedding_info(load, model, embedder.longest, threads), emit)
+        info = _model_info(
+            load,
+            model,
+            threads,
+            n_ctx=embedder.longest,
+            n_pool=0,
+            kv_bytes_per_token=0.0,
+            has_template=False,
+            cache_mode="off",
+            cache_reason="It makes embeddings, of which nothing is reused.",
+        )
+        return EmbeddingWorker(embedder, info, emit)
     batch = max(64, load.batch // 64 * 64)
     score_bytes = 0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch)
     size = capacity.choose(
@@ -320,33 +331,24 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         accountant,
         points=edged is not None,
     )
-    info = ModelInfo(
-        alias=load.alias,
-        path=load.path,
-        arch=model.arch,
-        description=model.description,
-        n_params=model.n_params,
-        size=model.size,
-        n_vocab=model.n_vocab,
-        n_embd=model.n_embd,
-        n_ctx_train=model.n_ctx_train,
+    info = _model_info(
+        load,
+        model,
+        threads,
         n_ctx=size.ctx,
         n_pool=places.cells,
         kv_bytes_per_token=cell_bytes,
-        parallel=load.parallel,
-        threads=threads,
         has_template=prompts.has_template,
         cache_mode="off" if slicer is None else "blocks" if edged is None else "blocks with edges",
         cache_reason=reason,
-        namespace={},
         exact=load.reuse == "exact",
         least=LEAST,
     )
     return Worker(engine, intake, namespaces, store, info, emit, embedder)
 
 
-def _embedding_info(load: LoadModel, model: Model, longest: int, threads: int) -> ModelInfo:
-    """Of a model without a context for chats."""
+def _model_info(load: LoadModel, model: Model, threads: int, **of_serving: Any) -> ModelInfo:
+    """What the model is, and `of_serving` how it is served; its namespace is not known yet."""
     return ModelInfo(
         alias=load.alias,
         path=load.path,
@@ -357,15 +359,10 @@ def _embedding_info(load: LoadModel, model: Model, longest: int, threads: int) -
         n_vocab=model.n_vocab,
         n_embd=model.n_embd,
         n_ctx_train=model.n_ctx_train,
-        n_ctx=longest,
-        n_pool=0,
-        kv_bytes_per_token=0.0,
         parallel=load.parallel,
         threads=threads,
-        has_template=False,
-        cache_mode="off",
-        cache_reason="It makes embeddings, of which nothing is reused.",
         namespace={},
+        **of_serving,
     )
 
 
