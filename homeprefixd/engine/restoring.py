@@ -91,6 +91,8 @@ class Restorer:
             rate = sequence.lookup.warm_rate if sequence.lookup is not None else 0.0
             whole = plan or ()  # a part of it is of no use where cells cannot be shared
             sequence.plan = self.gate.choose(whole, len(sequence.tokens), rate) if self.shares_cells else whole
+            if not sequence.started and whole:
+                sequence.gated = whole[-1].start + whole[-1].use - sequence.matched
         return True
 
     def end(self, sequence: Sequence) -> None:

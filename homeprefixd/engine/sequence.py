@@ -20,6 +20,7 @@ from .store import Lookup
 
 if TYPE_CHECKING:
     from .emission import Reply  # which looks at sequences
+    from .replay import Worded
 
 
 class Phase(enum.Enum):
@@ -45,6 +46,7 @@ class Request:
     arrived: float
     priority: str = "normal"  # interactive, normal, background
     client: str = ""  # whose share it is
+    worded: Worded | None = None  # the prompt's text; None: what is generated after it is not remembered
     points: tuple[tuple[int, str], ...] = ()  # positions from which others may go on, with their kind; see `points.py`
 
 
@@ -66,6 +68,7 @@ class Sequence:
 
     # reuse
     plan: tuple[PlanNode, ...] | None = None
+    gated: int = 0  # tokens that are known, and computed as that is faster
     next_node: int = 0
     restored: int = 0  # of n_past, came from the cache at the last admission
     stalled_since: float = 0.0

@@ -102,13 +102,21 @@ CAUSES: Mapping[str, Cause] = {
         "another namespace ({place})",
         "What was stored under other settings of the cache cannot be used: use the same for what may be shared.",
     ),
+    "other_model": Cause(
+        "another model: the same messages were computed for {place}",
+        "Ask the same model; what is computed for one is of no use to another one.",
+    ),
     "evicted": Cause(
-        "eviction: it was known and is not kept any more",
-        "Give the cache more room (`cache.hot`, `cache.warm`).",
+        "eviction: it was known and is not kept any more{place}",
+        "Give the cache more room (`cache.hot`, `cache.warm`), or pin what must stay (`homeprefixd pin`).",
     ),
     "cache_off": Cause(
         "a request that asked for no cache",
         "Leave `cache_prompt` out of the request.",
+    ),
+    "gate": Cause(
+        "nothing: computing is faster here than reading from the disk",
+        "",
     ),
     "too_short": Cause(
         "nothing: the prompt is too short to be worth it",
@@ -124,10 +132,26 @@ CAUSES: Mapping[str, Cause] = {
     ),
 }
 
-HARMLESS = frozenset({"too_short", "never_seen", "goes_on"})
+HARMLESS = frozenset({"gate", "too_short", "never_seen", "goes_on"})
 """Nothing was lost."""
+
+REMOVALS: Mapping[str, str] = {
+    "budget": "the cache was full, and others were worth more",
+    "smaller": "the budget on disk (`cache.warm`) was made smaller",
+    "stale": "it was of a model or of settings that are not in use any more",
+    "unwritten": "RAM (`cache.hot`) was full before it could be written to the disk",
+    "no_disk": "RAM (`cache.hot`) was full, and nothing is kept on disk (`cache.warm`)",
+    "disk_full": "RAM (`cache.hot`) was full, and so was the disk",
+    "disk_error": "RAM (`cache.hot`) was full, and the disk could not be written",
+    "daily_writes": "RAM (`cache.hot`) was full, and as much was written that day as may be (`cache.daily_writes`)",
+    "purged": "somebody purged it",
+    "damaged": "it was damaged on disk",
+}
+"""Why the store has removed a block (`prefix/removals.py`)."""
 
 
 def title(cause: str, place: str) -> str:
     """In a few words, after "lost to"."""
-    return CAUSES[cause].title.format(place=place or "the prompt")
+    if cause == "evicted":
+        place = f", as {place}" if place else ""
+    return CAUSES[cause].title.format(place=place or ("" if cause == "evicted" else "the prompt"))

@@ -33,6 +33,8 @@ from .policy import Evicted, Policy
 from .rates import ReadRate
 from .recent import Recent
 from .registry import Registry
+from .removals import Removals, Why
+from .replies import Replies
 from .resuming import Found, find
 from .session import Session
 from .tree import LockedTable, NodeTable, Placed, Record
@@ -110,6 +112,8 @@ class Cache:
         self.touched: dict[bytes, Touch] = {}
         self.evicted = Evicted()
         self.daily_writes = daily_writes
+        self.removals_seen = Removals(wall=wall)
+        self.replies = Replies(disk, limit=disk.limit if disk is not None else 0, wall=wall, clock=clock, wake=wake)
         self.registry = Registry(disk, self.lock)
         self.namespaces = self.registry.namespaces
         self.warm_state = "ok" if disk else "off"
@@ -311,9 +315,23 @@ class Cache:
         self.counters.evicted_hot += 1
         if not hot.warm:
             self.evicted.add(hot.key, hot.node.record.hits)
+            self.removals_seen.add((hot.key,), self._why_unwritten(hot))
         if hot.queued:
             self.counters.dropped_nodes += 1
             self.queue.remove(hot)
+
+    def _why_unwritten(self, hot: HotNode) -> Why:
+        """Why a node that leaves RAM is not on disk."""
+        if self.disk is None:
+            return "no_disk"
+        if self.warm_state == "ok":
+            return "unwritten" if hot.queued else "daily_writes" if self.spares_disk else "budget"
+        return "disk_full" if self.warm_state == "full" else "disk_error"
+
+    @property
+    def spares_disk(self) -> bool:
+        """Whether as much was written today as may be."""
+        return self._behind is not None and self._behind.day_is_over
 
     # -------------------------------------------------------------------------------------------------- writer
 
@@ -408,6 +426,7 @@ class Cache:
                 self.forget_hot_subtree(key)
             gone = [*(node.record.key for node in below.values()), *nodes.values()]
             self.counters.damaged += len(nodes)
+            self.removals_seen.add(gone, "damaged")
             self.hide(gone)
         try:
             self.disk.remove(list(below.values()))

@@ -54,7 +54,10 @@ from ..frames import (
     Prefixes,
     Purge,
     Purged,
+    Recall,
+    Recalled,
     Release,
+    Remember,
     Reserve,
     Reserved,
     Resize,
@@ -63,6 +66,7 @@ from ..frames import (
     StatsReply,
     Stop,
     ToStore,
+    Trace,
     Transferred,
     Unpin,
     UseModels,
@@ -81,6 +85,7 @@ from .policy import Worth
 from .preloading import Preloader
 from .session import Session
 from .threads import Readers, Writer
+from .tracing import trace
 from .verifying import SCRUB_RATE, Findings, Scrubber, Verifier
 
 _SEND_SECONDS = 10
@@ -238,6 +243,16 @@ class Connection:
             case Neighbour():
                 path = neighbour(self._cache, frame.namespace, frame.tokens, frame.beyond)
                 self._send(Neighboured(frame.ticket, path))
+            case Trace():
+                self._send(trace(self._cache, frame.ticket, frame.namespace, frame.tokens))
+            case Remember():
+                self._cache.replies.remember(
+                    frame.namespace, frame.digest, frame.length, frame.tail, frame.stretches, frame.reply
+                )
+            case Recall():
+                row = self._cache.replies.recall(frame.namespace, frame.text)
+                found = (row.length, row.stretches, row.replies) if row is not None else (0, [], [])
+                self._send(Recalled(frame.ticket, *found))
             case Hello():
                 arena = self._cache.arena
                 welcome = Welcome(arena.limit if frame.arena else 0, self._service.store_id)

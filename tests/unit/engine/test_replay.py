@@ -1,0 +1,211 @@
+"""Prompts that repeat what was generated are made of the tokens that were generated, where those spell their text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from homeprefixd.engine.replay import Replay, Worded, is_repeating
+from homeprefixd.frames import Generate, Message, Recalled, Remember, Sampling, Stretch
+from homeprefixd.prefix.blocks import to_le
+from homeprefixd.prefix.replies import Replies
+
+NAMESPACE = {"": b"h" * 32, "guest": b"g" * 32}
+
+
+class Letters:
+    """A vocabulary in which each byte is a token, and words of it are further ones that the tokenizer prefers."""
+
+    words = (b"Hello", b" there", b"lo", b" the", b"<end>", b"\xc3\xa9", b"<think>")
+
+    def __init__(self, blank: bool = False) -> None:
+        self.blank = blank  # before each text, as SentencePiece models have it
+        self.tokenized = 0
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        return bytes([token]) if token < 256 else self.words[token - 256]
+
+    def tokenize(self, text: str, *, add_bos: bool = True, parse_special: bool = True) -> list[int]:
+        data = text.encode("utf-8", "surrogatepass")
+        self.tokenized += len(data)
+        if self.blank:
+            data = b" " + data
+        tokens: list[int] = []
+        while data:
+            token = next((256 + i for i, word in enumerate(self.words) if data.startswith(word)), data[0])
+            tokens.append(token)
+            data = data[len(self.piece(token)) :]
+        return tokens
+
+
+class Store:
+    """The memo itself, or what the test wants it to say."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.replies = Replies()
+        self.says: Recalled | None = None
+        self.forgotten = 0
+
+    def recall(self, namespace: bytes, text: bytes, timeout: float) -> Recalled | None:
+        if self.says is not None:
+            return self.says
+        row = self.replies.recall(namespace, text)
+        return None if row is None else Recalled(0, row.length, row.stretches, row.replies)
+
+    def remember(self, frame: Remember) -> None:
+        self.forgotten += not frame.reply
+        self.replies.remember(frame.namespace, frame.digest, frame.length, frame.tail, frame.stretches, frame.reply)
+
+
+class House:
+    def __init__(self, **vocabulary: bool) -> None:
+        self.letters, self.store = Letters(**vocabulary), Store()
+        self.counters: defaultdict[str, float] = defaultdict(float)
+        self.replay = Replay(self.letters, self.store, NAMESPACE.get, NAMESPACE.get, self.counters)  # type: ignore[arg-type]
+
+    def words(self, text: str, salt: str = "") -> Worded:
+        found = self.replay.words(text, salt, repeating=True)
+        if not self.letters.blank:
+            assert self.text(found.tokens) == text
+        return found
+
+    def text(self, tokens: list[int]) -> str:
+        return b"".join(map(self.letters.piece, tokens)).decode()
+
+    def generated(self, prompt: str, tokens: list[int], salt: str = "") -> None:
+        self.replay.remember(self.words(prompt, salt), salt, tokens)
+
+
+HELLO = [*b"Hel", 258, 257]  # what the tokenizer would write as two words
+PROMPT = "user: hi<end>assistant: "
+
+
+def test_a_reply_keeps_its_tokens() -> None:
+    house = House()
+    house.generated(PROMPT, HELLO)
+    begin = house.letters.tokenize(PROMPT)
+    found = house.words(PROMPT + "Hello there<end>user: ")
+    assert found.tokens == [*begin, *HELLO, 260, *b"user: "]
+    assert found.replayed == 5
+    assert house.counters == {"replay_tokens": 5}
+    assert house.words("user: ho<end>assistant: Hello there").stretches == ()
+
+
+def test_a_chat_of_many_turns() -> None:
+    house = House()
+    prompt, tokens = PROMPT, house.letters.tokenize(PROMPT)
+    for turn in range(6):
+        found = house.words(prompt)
+        assert found.tokens == tokens
+        assert found.replayed == turn * len(HELLO)
+        house.generated(prompt, HELLO)
+        prompt += f"Hello there<end>user: {turn}<end>assistant: "
+        tokens = [*tokens, *HELLO, *house.letters.tokenize(f"<end>user: {turn}<end>assistant: ")]
+
+
+def test_another_ones_text_is_not_used() -> None:
+    house = House()
+    house.generated(PROMPT, HELLO)
+    assert house.words(PROMPT + "Hello there", "guest").stretches == ()
+    assert house.words(PROMPT + "Hello there", "unknown").stretches == ()
+
+
+def test_who_repeats_only_a_part() -> None:
+    """Stop strings and templates cut a reply; a client may edit it. No word is cut."""
+    house = House()
+    house.generated(PROMPT, [*HELLO, *b"\n\n"])
+    begin = house.letters.tokenize(PROMPT)
+    assert house.words(PROMPT + "Hello there<end>").tokens == [*begin, *HELLO, 260]
+    assert house.words(PROMPT + "Hello the<end>").tokens == [*begin, *HELLO[:-1], 259, 260]
+    assert house.words(PROMPT + "Helmut").tokens == [*begin, *b"Helmut"]
+    assert house.words(PROMPT + "Hello thereby").tokens == [*begin, *HELLO[:-1], 257, *b"by"]
+    assert house.words(PROMPT + "Bye").stretches == ()
+    assert house.store.forgotten == 0
+
+
+def test_of_several_replies_the_one_that_stands_there() -> None:
+    house = House()
+    house.generated(PROMPT, HELLO)
+    house.generated(PROMPT, list(b"Bye"))
+    assert house.words(PROMPT + "Hello there<end>").replayed == len(HELLO)
+    assert house.words(PROMPT + "Bye<end>").replayed == 3
+
+
+def test_a_template_that_strips_thoughts() -> None:
+    """What stands before them is reused: the reply itself comes later, after other text."""
+    house = House()
+    house.generated(PROMPT, [*b"<think>so</think>", *HELLO])
+    found = house.words(PROMPT + "Hello there<end>")
+    assert found.stretches == ()
+    assert found.tokens == house.letters.tokenize(PROMPT + "Hello there<end>")
+
+
+def test_characters_of_several_tokens() -> None:
+    house = House()
+    house.generated(PROMPT, [0xC3, 0xA9, 0xC3])  # the last one is cut off
+    assert house.words(PROMPT + "é<end>").tokens[-3:] == [0xC3, 0xA9, 260]
+    house.generated("p: ", [0xC3])
+    assert house.words("p: é").tokens[-1] == 261
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(b"uses"))], []),
+        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(b"user")), Stretch(2, 4, to_le(b"er"))], []),
+        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(b"user")[:-1])], []),
+        Recalled(0, 3, [Stretch(0, 4, to_le(b"user"))], []),
+        Recalled(0, len(PROMPT), [Stretch(4, 4, b"")], []),
+    ],
+    ids=["other text", "overlapping", "half a token", "beyond the prompt", "empty"],
+)
+def test_what_does_not_spell_the_text_is_forgotten(row: Recalled) -> None:
+    house = House()
+    house.store.says = row
+    assert house.words(PROMPT).tokens == house.letters.tokenize(PROMPT)
+    assert house.counters["replay_refused"] == house.store.forgotten == 1
+
+
+def test_a_row_beyond_the_text_is_of_no_use() -> None:
+    house = House()
+    house.store.says = Recalled(0, 1000, [], [to_le(HELLO)])
+    assert house.words(PROMPT).stretches == ()
+
+
+def test_a_tokenizer_that_puts_a_blank_before_a_text() -> None:
+    """Its blank must not come into the middle of a prompt."""
+    house = House(blank=True)
+    house.generated(PROMPT, HELLO)
+    found = house.words(PROMPT + "Hello there, again")
+    assert found.tokens == house.letters.tokenize(PROMPT + "Hello there, again")
+    assert house.counters["replay_refused"] == 1
+
+
+def test_the_beginning_of_a_prompt_has_the_same_tokens() -> None:
+    house = House()
+    house.generated(PROMPT, HELLO)
+    whole = house.words(PROMPT + "Hello there<end>user: ")
+    for end in (len(PROMPT), len(PROMPT) + 11, len(PROMPT) + 16):
+        tokens = house.replay.beginning(whole, (PROMPT + "Hello there<end>user: ")[:end])
+        assert tokens == whole.tokens[: len(tokens)]
+    assert house.replay.beginning(whole, "other") == list(b"other")
+
+
+def test_what_is_not_repeating_is_not_looked_up() -> None:
+    house = House()
+    house.generated(PROMPT, HELLO)
+    assert house.replay.words(PROMPT + "Hello there", "", repeating=False).stretches == ()
+
+    def asks(**more: Any) -> bool:
+        base = {"messages": None, "prompt": None, **more}
+        return is_repeating(Generate("r", tools=None, template_kwargs={}, max_tokens=1, stop=[], sampling=Sampling(), stream=False, **base))  # fmt: skip
+
+    assert not asks(messages=[Message("user", "x")])
+    assert asks(messages=[Message("user", "x"), Message("assistant", "y"), Message("user", "z")])
+    assert asks(prompt="x")
+    assert not asks(prompt=[1, 2])
+    assert not asks(prompt="x", suffix="y")
