@@ -111,9 +111,9 @@ def _gone(
     if gated >= _LEAST_LOSS:
         return "gate", "", reused, 0, ""
     gone = account.gone
-    removed = (
-        min(total - 1, gone.start + gone.count) - reused if gone is not None and gone.start >= reused - _BLOCK else 0
-    )
+    removed = 0
+    if gone is not None and gone.start >= reused - _BLOCK:
+        removed = min(total - 1, gone.start + gone.count) - reused
     if known - reused > _SLACK or removed > _SLACK:
         in_reply = known > account.known_prompt and reused + _SLACK >= account.known_prompt and removed <= _SLACK
         place = f"{REMOVALS.get(gone.why, gone.why)}, {_when(gone.when)}" if gone is not None and removed > 0 else ""
@@ -140,8 +140,8 @@ def _text(
     head = f"{reused:,} of {total:,} tokens were reused"
     if cause in HARMLESS:
         return {
-            "gate": f"{head}. {gated:,} more are stored, but were computed: that was predicted to be faster than to read"
-            " them from the disk.",
+            "gate": f"{head}. {gated:,} more are stored, but were computed: that was predicted to be faster than to"
+            " read them from the disk.",
             "too_short": f"The prompt has {total} tokens: that is too short to be kept.",
             "never_seen": f"{head}; no prompt like this one was seen since the model was loaded, so the rest was new.",
         }.get(cause, f"{head}: nothing was lost, the rest was new.")

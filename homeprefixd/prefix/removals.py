@@ -39,7 +39,7 @@ class Removals:
     def __init__(self, most: int = MOST, wall: Callable[[], float] = time.time) -> None:
         self._most, self._wall = most, wall
         self._found: OrderedDict[bytes, Removal] = OrderedDict()
-        self.counts: Counter[str] = Counter({why: 0 for why in get_args(Why)})
+        self.counts: Counter[str] = Counter(dict.fromkeys(get_args(Why), 0))
         """By why, since the start."""
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import msgspec
 import pytest
 
 from homeprefixd.engine.replay import Replay, Worded, is_repeating
@@ -200,9 +201,10 @@ def test_what_is_not_repeating_is_not_looked_up() -> None:
     house.generated(PROMPT, HELLO)
     assert house.replay.words(PROMPT + "Hello there", "", repeating=False).stretches == ()
 
+    base = Generate("r", None, None, None, {}, 1, [], Sampling(), False)
+
     def asks(**more: Any) -> bool:
-        base = {"messages": None, "prompt": None, **more}
-        return is_repeating(Generate("r", tools=None, template_kwargs={}, max_tokens=1, stop=[], sampling=Sampling(), stream=False, **base))  # fmt: skip
+        return is_repeating(msgspec.structs.replace(base, **more))
 
     assert not asks(messages=[Message("user", "x")])
     assert asks(messages=[Message("user", "x"), Message("assistant", "y"), Message("user", "z")])
