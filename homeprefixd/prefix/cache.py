@@ -24,7 +24,7 @@ from .arena import Arena, pages
 from .blocks import Namespace, TokensBE, edges_of, swap
 from .codec import Decoder
 from .committing import Committing
-from .disk import Disk, Touch
+from .disk import Disk, DiskFullError, DiskTroubleError, Touch
 from .disk_file import is_corruption
 from .hot import HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
@@ -33,7 +33,7 @@ from .policy import Evicted, Policy
 from .rates import ReadRate
 from .recent import Recent
 from .registry import Registry
-from .removals import Removals, Why
+from .removals import ROW_BYTES, Removals, Why
 from .replies import Replies
 from .resuming import Found, find
 from .session import Session
@@ -45,6 +45,8 @@ from .write_queue import WriteQueue
 
 MAX_TOUCHES = 20_000
 """Nodes whose last use is remembered until it is written; more are forgotten, oldest first."""
+
+_KEPT_REMOVALS = 4096  # over a restart
 
 __all__ = ["BlockLostError", "Cache", "Counters", "Lease"]
 
@@ -113,6 +115,8 @@ class Cache:
         self.evicted = Evicted()
         self.daily_writes = daily_writes
         self.removals_seen = Removals(wall=wall)
+        if disk is not None:
+            self.removals_seen.unpack(disk.removals())
         self.replies = Replies(disk, limit=disk.limit if disk is not None else 0, wall=wall, clock=clock, wake=wake)
         self.registry = Registry(disk, self.lock)
         self.namespaces = self.registry.namespaces
@@ -455,8 +459,16 @@ class Cache:
         """
         self.write(everything=True)
         if self.disk is not None:
+            if not self.disk.read_only and not self.out_of_time():
+                self._keep_removals(self.disk)
             self.disk.close()
         return len(self.queue)
+
+    def _keep_removals(self, disk: Disk) -> None:
+        try:
+            disk.put_removals(self.removals_seen.pack(min(_KEPT_REMOVALS, disk.limit // 64 // ROW_BYTES)))
+        except (DiskFullError, DiskTroubleError) as error:
+            log.info("what was evicted is forgotten: %s", error)
 
     def out_of_time(self) -> bool:
         """Whether the writer must come to an end now."""

@@ -23,6 +23,7 @@ from .codec import PIECE, piece_count
 from .directory import DATA
 from .disk_file import (
     PAGE,
+    REMOVALS_KEY,
     SUMS_KEY,
     BudgetError,
     DiskFile,
@@ -134,6 +135,10 @@ class Disk(DiskFile):
         """*Writer.* Keep a row of PINS, or remove it (None). Raises DiskFullError, DiskTroubleError."""
         table = self._tables[PINS]
         self._write(lambda txn: txn.delete(place, db=table) if row is None else txn.put(place, row, db=table))
+
+    def put_removals(self, data: bytes) -> None:
+        """*Writer.* Keep what `Removals.pack` gave. Raises DiskFullError, DiskTroubleError."""
+        self._write(lambda txn: txn.put(REMOVALS_KEY, data, db=self._tables[META]))
 
     def put_replies(self, rows: Mapping[bytes, bytes | None]) -> None:
         """*Writer.* Keep rows of REPLIES, or remove them (None). Raises DiskFullError, DiskTroubleError."""

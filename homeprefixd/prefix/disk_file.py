@@ -43,6 +43,7 @@ from .wear import Written
 
 _FORMAT_KEY = b"format"
 SUMS_KEY = b"sums"
+REMOVALS_KEY = b"removals"
 _PIECE_NUMBER = struct.Struct(">H")
 PAGE = 4096
 _BATCH = 8 << 20  # bytes of payload in one transaction, which holds them in memory
@@ -284,6 +285,11 @@ class DiskFile:
             return []
         with self._begin() as txn:
             return [(bytes(key), bytes(value)) for key, value in txn.cursor(self._tables[PINS])]
+
+    def removals(self) -> bytes:
+        """What was put last; b"" if nothing was."""
+        with self._begin() as txn:
+            return bytes(txn.get(REMOVALS_KEY, db=self._tables[META]) or b"")
 
     def reply_rows(self) -> list[tuple[bytes, bytes]]:
         """All rows of REPLIES."""

@@ -1,15 +1,19 @@
 """When and why blocks left the store for good: the last ones, so that somebody can be told why a prompt is slow again.
 
-By the keys of nodes, which name all tokens up to their ends. In RAM, bounded; not thread-safe: the cache's lock guards
-it.
+By the keys of nodes, which name all tokens up to their ends. In RAM, bounded, and kept over a restart that was announced;
+not thread-safe: the cache's lock guards it.
 """
 
 from __future__ import annotations
 
+import itertools
+import struct
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, get_args
+
+import msgspec
 
 Why = Literal[
     "budget",  # others were worth more
@@ -26,6 +30,8 @@ Why = Literal[
 
 MOST = 16_384
 _SHORT = 16  # bytes of a key that are kept
+_ROW = struct.Struct(f"<{_SHORT}sdB")  # key, when, number of why
+ROW_BYTES = _ROW.size
 
 
 class Removal(NamedTuple):
@@ -59,3 +65,19 @@ class Removals:
     def get(self, key: bytes) -> Removal | None:
         """None if it did not go, or too many went after it. A node that came back may still be here."""
         return self._found.get(key[:_SHORT])
+
+    def pack(self, most: int) -> bytes:
+        """The last `most`, to be kept."""
+        names = list(get_args(Why))
+        last = itertools.islice(self._found.items(), max(0, len(self._found) - most), None)
+        rows = b"".join(_ROW.pack(key, found.when, names.index(found.why)) for key, found in last)
+        return msgspec.msgpack.encode((names, rows))
+
+    def unpack(self, data: bytes) -> None:
+        """Take what was packed; what cannot be read is left out."""
+        try:
+            names, rows = msgspec.msgpack.decode(data, type=tuple[list[Why], bytes])
+            for key, when, number in _ROW.iter_unpack(rows):
+                self._found[key] = Removal(when, names[number])
+        except (msgspec.DecodeError, struct.error, IndexError):
+            return

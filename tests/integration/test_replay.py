@@ -1,4 +1,4 @@
-"""A chat's next turn reuses the reply to its last token, whatever the tokenizer makes of its text; also after a restart."""
+"""A chat's next turn reuses the reply to its last token, whatever the tokenizer makes of its text, over a restart."""
 
 from __future__ import annotations
 
@@ -53,6 +53,9 @@ ANSWER = {
         },
     },
 }
+
+CALL = {"tool_choice": "required"}
+SAY = {"response_format": ANSWER, "tool_choice": "none"}
 
 
 def serve(folder: Path, model: Path, template: str, **env: str) -> Server:
@@ -125,9 +128,7 @@ def test_ten_turns_with_thoughts_and_tool_calls_compute_each_new_message_only(de
                 server.start()
             calls = number % 2 == 0
             before = chat.known
-            got = chat.turn(
-                **({"tool_choice": "required"} if calls else {"response_format": ANSWER, "tool_choice": "none"})
-            )
+            got = chat.turn(**(CALL if calls else SAY))
             said = got["said"]
             assert said["reasoning_content"]
             assert bool(said.get("tool_calls")) == calls

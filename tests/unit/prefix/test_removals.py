@@ -89,6 +89,18 @@ def test_purged(house: House) -> None:
     assert traced(house, FIRST).gone is None  # it came back
 
 
+def test_it_is_kept_over_a_restart(house: House) -> None:
+    house.save(FIRST)
+    house.cache.write(everything=True)
+    purge.purge(house.cache, everything=True, now=house.now)
+    before = traced(house, FIRST)
+    house.reopen()
+    assert traced(house, FIRST) == before
+    house.cache.removals_seen.unpack(b"nonsense")  # it is not an error
+    assert traced(house, FIRST) == before
+    assert len(house.cache.removals_seen.pack(2)) < len(house.cache.removals_seen.pack(100))
+
+
 def test_damaged(house: House) -> None:
     house.save(FIRST)
     house.cache.write(everything=True)
