@@ -1,7 +1,7 @@
 """When and why blocks left the store for good: the last ones, so that somebody can be told why a prompt is slow again.
 
-By the keys of nodes, which name all tokens up to their ends. In RAM, bounded, and kept over a restart that was announced;
-not thread-safe: the cache's lock guards it.
+By the keys of nodes, which name all tokens up to their ends. In RAM, bounded, and kept over a clean restart; not
+thread-safe: the cache's lock guards it.
 """
 
 from __future__ import annotations
