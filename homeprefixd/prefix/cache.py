@@ -116,7 +116,10 @@ class Cache:
         self.daily_writes = daily_writes
         self.removals_seen = Removals(wall=wall)
         if disk is not None:
-            self.removals_seen.unpack(disk.removals())
+            try:
+                self.removals_seen.unpack(disk.removals())
+            except Exception as error:
+                log.warning("what was evicted before cannot be read: %s", error)
         self.replies = Replies(disk, limit=disk.limit if disk is not None else 0, wall=wall, clock=clock, wake=wake)
         self.registry = Registry(disk, self.lock)
         self.namespaces = self.registry.namespaces

@@ -102,7 +102,10 @@ class Replies:
         self.damaged = 0
         self.evicted = 0
         if disk is not None:
-            self._load(disk.reply_rows())
+            try:
+                self._load(disk.reply_rows())
+            except Exception as error:
+                log.warning("what was generated before cannot be read: %s", error)
 
     def __len__(self) -> int:
         return len(self._places)
