@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from homeprefixd.engine.replay import Replay, Worded, is_repeating
 from homeprefixd.frames import Generate, Message, Recalled, Remember, Sampling, Stretch
@@ -211,3 +213,20 @@ def test_what_is_not_repeating_is_not_looked_up() -> None:
     assert asks(prompt="x")
     assert not asks(prompt=[1, 2])
     assert not asks(prompt="x", suffix="y")
+
+
+TOKENS = st.lists(st.integers(0, 262), max_size=8)
+
+
+@given(st.lists(st.tuples(TOKENS, st.text("Hello the<>", max_size=6), st.integers(0, 3)), min_size=1, max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_generated_and_sent_back_the_prompt_is_spelt(turns: list[tuple[list[int], str, int]]) -> None:
+    """Replies of any bytes, sent back whole or cut, and anything said after them."""
+    house = House()
+    prompt = PROMPT
+    for reply, said, cut in turns:
+        house.generated(prompt, reply)
+        text = b"".join(map(house.letters.piece, reply)).decode(errors="ignore")
+        prompt += text[: len(text) - cut] + said
+    house.words(prompt)
+    house.replay.beginning(house.words(prompt), prompt[: len(prompt) // 2])
