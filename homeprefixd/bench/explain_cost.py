@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from .household import household_messages
 from .rows import Row, at_most

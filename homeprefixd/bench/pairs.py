@@ -81,14 +81,19 @@ class Sent(msgspec.Struct, forbid_unknown_fields=True):
     text: str = ""
     reply: str = ""
     template: str = "chatml"
-    now: datetime = NOW
+    now: str = ""  # of the template's clock, ISO 8601; "": NOW
+
+    @property
+    def clock(self) -> datetime:
+        """Raises ValueError."""
+        return datetime.fromisoformat(self.now) if self.now else NOW
 
     def prompt(self) -> Prompt:
         """Raises HomeprefixdError where the template does not take it."""
         if self.text:
             return Prompt(self.text, reply=self.reply)
         source = TEMPLATES.get(self.template, self.template)
-        builder = PromptBuilder(source, "<s>", "</s>", _SECONDS, now=lambda: self.now)
+        builder = PromptBuilder(source, "<s>", "</s>", _SECONDS, now=lambda: self.clock)
         return Prompt(builder.render(self.messages, self.tools or None, {}), self.messages, self.tools, self.reply)
 
 
@@ -134,6 +139,10 @@ def read_pairs(file: Path) -> list[Pair]:
         for name, sent in (("before", pair.before), ("after", pair.after)):
             if bool(sent.messages) == bool(sent.text):
                 raise RequestError(f"{where}: `{name}` must have either `messages` or `text`")
+            try:
+                _ = sent.clock
+            except ValueError as error:
+                raise RequestError(f"{where}: `{name}.now` is no time as 2026-11-29T21:15: {error}") from error
     if not pairs:
         raise RequestError(f"{file} has no pairs")
     return pairs

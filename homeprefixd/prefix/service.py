@@ -251,8 +251,8 @@ class Connection:
                 )
             case Recall():
                 row = self._cache.replies.recall(frame.namespace, frame.text)
-                found = (row.length, row.stretches, row.replies) if row is not None else (0, [], [])
-                self._send(Recalled(frame.ticket, *found))
+                none = Recalled(frame.ticket)
+                self._send(Recalled(frame.ticket, row.length, row.stretches, row.replies) if row is not None else none)
             case Hello():
                 arena = self._cache.arena
                 welcome = Welcome(arena.limit if frame.arena else 0, self._service.store_id)

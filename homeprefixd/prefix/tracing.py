@@ -28,6 +28,8 @@ def trace(cache: Cache, ticket: int, namespace: bytes, tokens: bytes) -> Traced:
         whole = [step for step in steps if step.use == BLOCK_TOKENS]
         parent = whole[-1].node.record.key if whole else namespace
         gone = _gone(cache, parent, tokens, len(whole) * BLOCK_TOKENS)
+        if gone is not None and gone.start + gone.count <= known:
+            gone = None  # it has come back as a part of another one
         other, elsewhere = _elsewhere(cache, tables, namespace, wanted, known)
     return Traced(ticket, gone, known, elsewhere, _named(other, cache.namespaces.get(namespace, {})) if other else [])
 
@@ -61,8 +63,8 @@ def _gone(cache: Cache, parent: bytes, tokens: bytes, start: int) -> Gone | None
 def _elsewhere(
     cache: Cache, tables: Sequence[NodeTable], namespace: bytes, wanted: TokensBE, known: int
 ) -> tuple[Mapping[str, Any] | None, int]:
-    """The description of the namespace that knows more than `known` tokens, and how many; whole blocks count."""
-    best: tuple[Mapping[str, Any] | None, int] = (None, known // BLOCK_TOKENS * BLOCK_TOKENS)
+    """The description of the namespace that knows more than `known` tokens of them, and how many."""
+    best: tuple[Mapping[str, Any] | None, int] = (None, known)
     others = ((key, value) for key, value in reversed(cache.namespaces.items()) if key != namespace)
     for key, description in itertools.islice(others, _NAMESPACES):
         if any(table.get(key + wanted[:_STEP]) is not None for table in tables):

@@ -215,11 +215,11 @@ class WriteBehind:
             self._evicting.clear()
             self._cache.counters.evicted_warm += len(gone)
             for node in gone:
-                key = node.record.key
-                self._cache.evicted.add(key, node.record.hits)
-                if key not in self._cache.hot.by_key:
-                    reason: Why = "stale" if node.record.namespace in stale else why.get(key, "budget")
-                    self._cache.removals_seen.add((key,), reason)
+                left = node.record.key
+                self._cache.evicted.add(left, node.record.hits)
+                if left not in self._cache.hot.by_key:
+                    reason: Why = "stale" if node.record.namespace in stale else why.get(left, "budget")
+                    self._cache.removals_seen.add((left,), reason)
             self._cache.left_disk([node.record.key for node in gone], drop=False)
             self._cache.left_disk(covered, drop=True)
             self._cache.counters.superseded += len(covered)

@@ -72,6 +72,7 @@ def test_pairs_are_judged(write: Callable[..., Path]) -> None:
         ([{**CLOCK, "cause": "weather"}], "pair 1 ('a clock'): there is no cause 'weather'"),
         ([{**CLOCK, "after": {}}], "`after` must have either `messages` or `text`"),
         ([{**CLOCK, "befor": {}}], "befor"),
+        ([{**CLOCK, "after": sent("Hi.", now="noon")}], "`after.now` is no time"),
         ([CLOCK["before"]], "is not a file of pairs"),
     ],
 )

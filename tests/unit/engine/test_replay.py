@@ -158,10 +158,10 @@ def test_characters_of_several_tokens() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(b"uses"))], []),
-        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(b"user")), Stretch(2, 4, to_le(b"er"))], []),
-        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(b"user")[:-1])], []),
-        Recalled(0, 3, [Stretch(0, 4, to_le(b"user"))], []),
+        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(list(b"uses")))], []),
+        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(list(b"user"))), Stretch(2, 4, to_le(list(b"er")))], []),
+        Recalled(0, len(PROMPT), [Stretch(0, 4, to_le(list(b"user"))[:-1])], []),
+        Recalled(0, 3, [Stretch(0, 4, to_le(list(b"user")))], []),
         Recalled(0, len(PROMPT), [Stretch(4, 4, b"")], []),
     ],
     ids=["other text", "overlapping", "half a token", "beyond the prompt", "empty"],
