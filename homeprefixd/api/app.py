@@ -17,6 +17,7 @@ from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
 from . import ollama as ollama_routes
+from . import ollama_embed as ollama_embed_routes
 from . import ollama_models as ollama_model_routes
 from . import openai as openai_routes
 from . import openapi as openapi_routes
@@ -85,6 +86,7 @@ def create_app(
         embedding_routes,
         anthropic_routes,
         ollama_routes,
+        ollama_embed_routes,
         ollama_model_routes,
         llamacpp_routes,
         admin_routes,

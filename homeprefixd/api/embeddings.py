@@ -59,12 +59,15 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]
     return inputs
 
 
-def _shown(vector: bytes, encoded: bool) -> Any:
-    if encoded:
-        return base64.b64encode(vector).decode()
+def floats(vector: bytes) -> list[float]:
+    """The numbers of a vector as the worker sends it."""
     numbers = array("f")
     numbers.frombytes(vector)
     return numbers.tolist()
+
+
+def _shown(vector: bytes, encoded: bool) -> Any:
+    return base64.b64encode(vector).decode() if encoded else floats(vector)
 
 
 async def embeddings(request: web.Request) -> web.Response:

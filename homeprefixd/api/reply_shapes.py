@@ -115,6 +115,18 @@ class OllamaText(msgspec.Struct):
     done_reason: str | None = None
 
 
+class OllamaEmbedded(msgspec.Struct):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(msgspec.Struct):
+    embedding: list[float]
+
+
 class OllamaVersion(msgspec.Struct):
     version: str
 
