@@ -23,6 +23,7 @@ from . import openai as openai_routes
 from . import openapi as openapi_routes
 from . import record_routes
 from . import responses as responses_routes
+from . import token_counts as token_count_routes
 from . import transfer as transfer_routes
 from . import warming as warming_routes
 from .access import KEYS, Gate
@@ -83,6 +84,7 @@ def create_app(
         model_routes,
         openai_routes,
         responses_routes,
+        token_count_routes,
         embedding_routes,
         anthropic_routes,
         ollama_routes,

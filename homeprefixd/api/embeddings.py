@@ -15,7 +15,7 @@ from . import fields
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
-from .llamacpp import check_ids
+from .content_parts import check_ids
 from .openai import vocabulary
 
 MAX_INPUTS = 2048

@@ -80,6 +80,7 @@ def _both(operation: Operation) -> tuple[Operation, Operation]:
     return operation, msgspec.structs.replace(operation, path=f"/v1{operation.path}")
 
 
+_COUNT = "How long a prompt is"
 _PROMPTS = (openai.ChatBody, openai.CompletionBody)
 """Bodies of which only the prompt counts."""
 
@@ -92,6 +93,8 @@ OPERATIONS: Sequence[Operation] = (
     *_both(Operation("POST", "/chat/completions", "Chat", openai.ChatBody, shape.ChatCompletion, EVENTS)),
     Operation("POST", "/v1/completions", "Text", openai.CompletionBody, shape.TextCompletion, EVENTS),
     Operation("POST", "/v1/responses", "Chat, item by item", responses.ResponsesBody, shape.Response, EVENTS),
+    *_both(Operation("POST", "/chat/completions/input_tokens", _COUNT, openai.ChatBody, shape.PromptTokens)),
+    Operation("POST", "/v1/responses/input_tokens", _COUNT, responses.ResponsesBody, shape.PromptTokens),
     Operation("GET", "/v1/responses/{id}", "Always 404: nothing is stored", reply=shape.Response),
     Operation("DELETE", "/v1/responses/{id}", "Always 404: nothing is stored"),
     *_both(Operation("POST", "/embeddings", "Texts to vectors", embeddings.EmbeddingsBody)),
@@ -107,7 +110,7 @@ OPERATIONS: Sequence[Operation] = (
     *_both(Operation("GET", "/props", "What clients adapt to", query=("model",))),
     *_both(Operation("GET", "/slots", "Places for running requests", query=("model", "fail_on_no_slot"))),
     Operation("POST", "/v1/messages", "A message", anthropic.MessagesBody, shape.AnthropicMessage, EVENTS),
-    Operation("POST", "/v1/messages/count_tokens", "How long a prompt is", anthropic.PromptBody, shape.TokenCount),
+    Operation("POST", "/v1/messages/count_tokens", _COUNT, anthropic.PromptBody, shape.TokenCount),
     Operation("POST", "/api/chat", "Chat", ollama.ChatBody, shape.OllamaChat, LINES),
     Operation("POST", "/api/generate", "Text", ollama.GenerateBody, shape.OllamaText, LINES),
     Operation("GET", "/api/version", "The version of Ollama's API", reply=shape.OllamaVersion, key=False),

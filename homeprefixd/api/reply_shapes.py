@@ -99,6 +99,11 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
+class PromptTokens(msgspec.Struct):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class OllamaChat(msgspec.Struct):
     model: str
     created_at: str

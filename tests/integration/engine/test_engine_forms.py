@@ -187,6 +187,9 @@ FORCED = [
     Layout("deepseek_plain"),
     Layout("harmony"),
     Layout("generic"),
+    Layout("gemma_call"),
+    Layout("gemma_pipe"),
+    Layout("gemma_pipe", ("<|channel>thought\n", "<channel|>")),
 ]
 
 
