@@ -19,6 +19,7 @@ from .errors import json_response, read_body
 from .keys import BACKEND, IDENTITY
 from .openai import ChatBody, chat_request, vocabulary
 
+
 class TokenizeBody(msgspec.Struct):
     content: str | list[str | int] = ""
     add_special: bool | None = None

@@ -92,7 +92,9 @@ async def _taken(request: web.Request, alias: str, given: NativePrompt) -> list[
     taken: list[str | list[int]] = []
     for prompt in native_prompts(given):
         if isinstance(prompt, list) and any(isinstance(item, str) for item in prompt):
-            ask = Tokenize(f"ask-{request.app[IDENTITY].token()}", checked_content(prompt, n_vocab, "prompt"), True, True, False)
+            ask = Tokenize(
+                f"ask-{request.app[IDENTITY].token()}", checked_content(prompt, n_vocab, "prompt"), True, True, False
+            )
             taken.append((await request.app[BACKEND].convert(alias, ask)).tokens)
         else:
             taken += prompts(prompt, n_vocab)  # type: ignore[arg-type]  # no mixture any more

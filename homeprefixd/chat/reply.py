@@ -382,7 +382,10 @@ class ReplyParser:
                 self._reasoning.separate()
                 sink = self._reasoning.add
             else:
-                self._text.part()
+                if self._text.any:
+                    self._text.separate()  # a preamble, then the answer
+                else:
+                    self._text.part()
                 self._trim_end = True
                 sink = self._text.add
             yield from reader.until(ends, sink)
