@@ -12,10 +12,10 @@ from aiohttp import web
 from ..errors import RequestError
 from ..frames import Embed
 from . import fields
+from .content_parts import check_ids
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
-from .content_parts import check_ids
 from .openai import vocabulary
 
 MAX_INPUTS = 2048

@@ -41,7 +41,8 @@ def shared_rules(quote: str) -> list[str]:
         "brace_key: /[A-Za-z_][A-Za-z0-9_]{0,40}/",
         'brace_object: "{" (brace_member ("," brace_member){0,15})? "}"',
         'brace_member: brace_key ":" brace_any',
-        f'brace_any: brace_text | brace_scalar | brace_object | "[" (brace_any ("," brace_any){{0,{MAX_ITEMS - 1}}})? "]"',
+        f'brace_array: "[" (brace_any ("," brace_any){{0,{MAX_ITEMS - 1}}})? "]"',
+        "brace_any: brace_text | brace_scalar | brace_object | brace_array",
     ]
 
 

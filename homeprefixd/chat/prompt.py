@@ -186,9 +186,9 @@ class PromptBuilder:
         return self._template is not None
 
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]) -> str:
-        """The prompt, up to where the assistant's reply begins; or goes on, where the last message is the beginning of it.
+        """The prompt, up to where the assistant's reply begins, or to the end of the last message if that has begun it.
 
-        `kwargs` are the client's `chat_template_kwargs`; of these `continue_final_message` is not for the template:
+        `kwargs` are the client's `chat_template_kwargs`; `continue_final_message` among them is not for the template:
         false closes that last message, true insists on going on. Raises RequestError: the template refuses these messages
         (then with the template's own words) or fails on them, the time is up, or the prompt is too long.
         """

@@ -20,8 +20,8 @@ from homeprefixd.frames import (
     Detokenize,
     Finished,
     Generate,
-    TokenLogprob,
     Tokenize,
+    TokenLogprob,
 )
 
 CHAT = "/v1/chat/completions"
