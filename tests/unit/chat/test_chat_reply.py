@@ -255,8 +255,8 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         # the same: "the actual answer", after a preamble for the user
         "harmony: a preamble and an answer",
         Layout("harmony"),
-        "<|channel|>commentary<|message|>**Action plan**: look.<|end|><|start|>assistant<|channel|>final<|message|>2 + 2"
-        " = 4.<|return|>",
+        "<|channel|>commentary<|message|>**Action plan**: look.<|end|><|start|>assistant<|channel|>final<|message|>2 +"
+        " 2 = 4.<|return|>",
         {},
         ("**Action plan**: look.\n\n2 + 2 = 4.", "", []),
     ),
