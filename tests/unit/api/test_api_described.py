@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from scripted_backend import ScriptedBackend
 
-from homeprefixd.frames import Converted, DescribeTemplate, Tokenize
+from homeprefixd.frames import Converted, DescribeTemplate, Embed, Tokenize
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
@@ -22,7 +22,8 @@ async def test_every_reply_is_as_described(client: TestClient, backend: Scripted
         if isinstance(conversion, DescribeTemplate):
             return Converted("", "{{ messages }}", pieces=[b"<s>", b"</s>"])
         pieces = [b"x"] if isinstance(conversion, Tokenize) and conversion.with_pieces else []
-        return Converted("", "x", tokens=[1], pieces=pieces)
+        count = len(conversion.inputs) if isinstance(conversion, Embed) else 0
+        return Converted("", "x", tokens=[1], pieces=pieces, vectors=[b"\0" * 8] * count)
 
     backend.convert = convert  # type: ignore[method-assign]
     process = await asyncio.create_subprocess_exec(
