@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Calls = Literal[
-    "hermes",  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, of Qwen, Hermes and many others
+    "hermes",  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, of Qwen, Hermes, GLM and many others
     "llama3",  # {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>
     "mistral",  # [TOOL_CALLS][{"name": ..., "arguments": {...}}]
     "mistral_args",  # [TOOL_CALLS]name[ARGS]{...}

@@ -91,6 +91,15 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         ("", "", [("get_weather", {"city": "Paris", "days": 3})]),
     ),
     (
+        "hermes: keys and values in tags, as GLM writes",
+        Layout("hermes", THINK),
+        "<think></think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days"
+        "</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>turn_on\n<arg_key>id</arg_key>\n<arg_value>"
+        '{"a": [1]}</arg_value>\n</tool_call>',
+        {},
+        ("", "", [("get_weather", {"city": "Paris", "days": 3}), ("turn_on", {"id": {"a": [1]}})]),
+    ),
+    (
         "hermes: a small model leaves the tags out",
         Layout("hermes", THINK),
         '<think>\n\n</think>\n\n{"name": "turn_on", "arguments": {"id": 1}}',
