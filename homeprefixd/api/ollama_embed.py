@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ..errors import ContextOverflowError
-from ..frames import Converted, Embed, Tokenize
+from ..frames import Converted, Embed
 from . import fields
 from .embeddings import MAX_DIMENSIONS, floats, inputs_of
 from .errors import json_response, read_body
@@ -39,24 +38,6 @@ class EmbeddingsBody(msgspec.Struct):
     keep_alive: Number | str = None
 
 
-async def _embedded(
-    request: web.Request, alias: str, texts: list[str | list[int]], truncate: bool, dimensions: int = 0
-) -> Converted:
-    """Raises ContextOverflowError where a text is too long and must not lose its end."""
-    backend, token = request.app[BACKEND], request.app[IDENTITY].token
-    try:
-        return await backend.convert(alias, Embed(f"embd-{token()}", texts, dimensions))
-    except ContextOverflowError as error:
-        longest = error.details.get("n_ctx")
-        if not truncate or not isinstance(longest, int):
-            raise
-    cut: list[str | list[int]] = []
-    for text in texts:
-        wanted = Tokenize(f"ask-{token()}", [text] if isinstance(text, str) else list(text), True, False, False)
-        cut.append((await backend.convert(alias, wanted)).tokens[:longest])
-    return await backend.convert(alias, Embed(f"embd-{token()}", cut, dimensions))
-
-
 async def _kept(request: web.Request, alias: str, keep_alive: Number | str) -> float | None:
     """See to it that the model is loaded for so long; the seconds."""
     seconds = keep_alive_seconds(keep_alive)
@@ -75,7 +56,9 @@ async def embed(request: web.Request) -> web.Response:
     found = Converted("")
     if body.input:
         texts = inputs_of([*([body.input] if isinstance(body.input, str) else body.input)])
-        found = await _embedded(request, alias, texts, body.truncate is not False, dimensions)
+        rid = f"embd-{request.app[IDENTITY].token()}"
+        wanted = Embed(rid, texts, dimensions, truncate=body.truncate is not False)
+        found = await request.app[BACKEND].convert(alias, wanted)
     elif seconds is None:
         await request.app[BACKEND].load(alias, None)
     if seconds == 0:
@@ -98,7 +81,8 @@ async def embeddings(request: web.Request) -> web.Response:
     seconds = await _kept(request, alias, body.keep_alive)
     shown: dict[str, Any] = {"embedding": []}
     if body.prompt:
-        found = await _embedded(request, alias, [body.prompt], truncate=True)
+        rid = f"embd-{request.app[IDENTITY].token()}"
+        found = await request.app[BACKEND].convert(alias, Embed(rid, [body.prompt], truncate=True))
         shown = {"embedding": floats(found.vectors[0])}
     if seconds == 0:
         await request.app[BACKEND].unload(alias)

@@ -15,7 +15,7 @@ from homeprefixd.api.app import create_app
 from homeprefixd.api.keys import BACKEND
 from homeprefixd.api.ollama_models import capabilities
 from homeprefixd.config import ServerConfig
-from homeprefixd.errors import ContextOverflowError, HomeprefixdError
+from homeprefixd.errors import HomeprefixdError
 from homeprefixd.frames import (
     Accepted,
     CallPiece,
@@ -25,7 +25,6 @@ from homeprefixd.frames import (
     Finished,
     Message,
     ModelInfo,
-    Tokenize,
 )
 
 TOOL = {"type": "function", "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}}}
@@ -364,27 +363,15 @@ async def test_embedding_nothing_loads_or_unloads(client: TestClient, backend: S
     assert not backend.conversions
 
 
-@pytest.mark.parametrize("truncate", [None, True, False])
-async def test_what_is_too_long_to_embed_loses_its_end(
-    client: TestClient, backend: ScriptedBackend, truncate: bool | None
+@pytest.mark.parametrize(("truncate", "told"), [(None, True), (True, True), (False, False)])
+async def test_what_is_too_long_to_embed_loses_its_end_unless_it_must_not(
+    client: TestClient, backend: ScriptedBackend, truncate: bool | None, told: bool
 ) -> None:
-    asked: list[Any] = []
-
-    async def convert(_alias: str, wanted: Any) -> Converted:
-        asked.append(wanted)
-        if isinstance(wanted, Tokenize):
-            return Converted("", tokens=list(range(9)))
-        if isinstance(wanted.inputs[0], str):
-            raise ContextOverflowError("too long", n_prompt_tokens=9, n_ctx=4)
-        return Converted("", tokens=[4], vectors=VECTORS[:1])
-
-    backend.convert = convert  # type: ignore[method-assign]
-    reply = await client.post("/api/embed", json={"input": "long", "truncate": truncate})
-    if truncate is False:
-        assert (reply.status, await reply.json()) == (400, {"error": "too long"})
-    else:
-        assert (await reply.json())["embeddings"] == [[0.5, -0.5]]
-        assert asked[-1].inputs == [[0, 1, 2, 3]]
+    backend.converted = Converted("", tokens=[2], vectors=VECTORS[:1])
+    assert (await client.post("/api/embed", json={"input": "long", "truncate": truncate})).status == 200
+    [wanted] = backend.conversions
+    assert isinstance(wanted, Embed)
+    assert wanted.truncate is told
 
 
 @pytest.mark.parametrize(
