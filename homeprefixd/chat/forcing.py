@@ -25,6 +25,8 @@ JSON_SPACE: dict[str, Any] = {"whitespace_pattern": "\\n[ \\t]{0,16}|[ ]{1,2}"}
 """Options of JSON grammars: white space without a bound is what small models fill a context with."""
 
 _ANYTHING = "/(?s:.*)/"
+_NAMES_NOTHING = frozenset({"type", "properties", "required", "title", "description", "$schema"})
+"""Keys of a schema that say of no member, by themselves, what it is."""
 
 
 def text(value: str) -> str:
@@ -88,7 +90,7 @@ def _calls_rules(layout: Layout, functions: dict[str, dict[str, Any]], single: b
     lines = [] if quote is None else shared_rules(mark(quote))
     for index, (name, function) in enumerate(functions.items()):
         schema = function.get("parameters")
-        if not isinstance(schema, dict | bool) or not schema:
+        if not isinstance(schema, dict | bool) or _has_no_parameters(schema):
             schema = {"type": "object", "properties": {}, "additionalProperties": False}
         lines.append(f"call{index}: {rules.call(name, f'arguments{index}')}")
         if quote is not None:
@@ -101,6 +103,13 @@ def _calls_rules(layout: Layout, functions: dict[str, dict[str, Any]], single: b
     more = f"({rules.between} call){{0,{most - 1}}}" if most > 1 else ""
     lines.append(f"calls: {rules.before} call {more} {rules.after}")
     return lines
+
+
+def _has_no_parameters(schema: dict[str, Any] | bool) -> bool:
+    """Does it name none? Then none are meant, though JSON Schema would allow any."""
+    if not isinstance(schema, dict):
+        return not schema
+    return not schema.get("properties") and schema.keys() <= _NAMES_NOTHING and schema.get("type", "object") == "object"
 
 
 class _CallRules:

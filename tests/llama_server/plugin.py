@@ -30,7 +30,8 @@ def expected() -> list[tuple[str, str, bool]]:
     ]
 
 
-def pytest_configure(config: pytest.Config) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
     """Stand-ins for what their modules import at once: nothing is downloaded here."""
 
     def download(url: str, **_: Any) -> None:
