@@ -184,6 +184,7 @@ class Embed(Frame):
     rid: str
     inputs: list[str | list[int]]
     dimensions: int = 0  # of each vector; 0: as many as the model has
+    truncate: bool = False  # what is too long loses its end, else it is refused
 
 
 Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate | TokenizeRequest | Embed

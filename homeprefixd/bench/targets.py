@@ -152,8 +152,10 @@ class Target:
         if self.kind == PEER or not self.base:
             return None
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
-            with opener.open(f"{self.base.removesuffix('/v1')}/cache/stats", timeout=_STATS_TIMEOUT) as reply:
+            asked = urllib.request.Request(f"{self.base.removesuffix('/v1')}/cache/stats", headers=headers)
+            with opener.open(asked, timeout=_STATS_TIMEOUT) as reply:
                 document = json.load(reply)
         except (OSError, ValueError):
             return None
