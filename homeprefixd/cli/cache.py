@@ -123,6 +123,9 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         given_up = figures["pins"]["given_up"]
         lost = f" ({counted(given_up, 'block')} evicted: the budget is too small)" if given_up else ""
         rows.append(("pinned", counted(figures["pins"]["count"], "pin") + lost))
+    for share in figures.get("shares", ()):
+        text = f"{size_text(share['bytes'])} of {size_text(share['limit'])}"
+        rows.append((f"share of {share['kind']} {share['name']}", text))
     if figures["queue"]["nodes"]:
         waiting = f"{counted(figures['queue']['nodes'], 'block')}, {size_text(figures['queue']['bytes'])}"
         rows.append(("waiting to be written", waiting))

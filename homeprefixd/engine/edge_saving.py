@@ -65,7 +65,7 @@ class EdgeSaver:
             self._paused_until = time.perf_counter() + PAUSE
         nodes = self._export(sequence, namespace, pieces, slots)
         if nodes:
-            self._store.commit(namespace, nodes)
+            self._store.commit(namespace, nodes, sequence.request.owner)
             edges = sum(node.tokens == EDGE for node in nodes)
             self._counters["save_edges"] += edges
             self._counters["save_tokens"] += sum(len(node.tokens) // 4 for node in nodes) - edges

@@ -56,7 +56,7 @@ class Saver:
             self._paused_until = time.perf_counter() + PAUSE
         nodes = self._export(sequence, namespace, edges, slots)
         if nodes:
-            self._store.commit(namespace, nodes)
+            self._store.commit(namespace, nodes, sequence.request.owner)
             self._counters["save_tokens"] += sum(len(node.tokens) // 4 for node in nodes)
         self._counters["save_seconds"] += time.perf_counter() - began
 

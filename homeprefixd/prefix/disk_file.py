@@ -5,6 +5,7 @@ What changes it is in `disk.py`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -69,9 +70,47 @@ class Sums(msgspec.Struct):
     nodes: dict[str, int] = {}  # by namespace, hex
     written: Written = msgspec.field(default_factory=Written)
     scrubbed: float = 0.0  # Unix time of the end of the last pass over all, s
+    sizes: dict[str, int] = {}  # bytes of piece records, by namespace, hex
+    owners: dict[str, int] = {}  # likewise, by API key
+    by_owner: bool = False  # whether the two before are there: files of earlier versions lack them
 
     def copy(self) -> Sums:
-        return Sums(self.raw, self.stored, dict(self.nodes), self.written.copy(), self.scrubbed)
+        return msgspec.structs.replace(
+            self,
+            nodes=dict(self.nodes),
+            written=self.written.copy(),
+            sizes=dict(self.sizes),
+            owners=dict(self.owners),
+        )
+
+    def add(self, record: Record) -> None:
+        """A node is stored."""
+        self._change(record, 1)
+
+    def remove(self, record: Record) -> None:
+        """A node is stored no longer."""
+        self._change(record, -1)
+
+    def clear(self) -> None:
+        """No node is stored."""
+        self.raw = self.stored = 0
+        self.nodes, self.sizes, self.owners = {}, {}, {}
+
+    def _change(self, record: Record, times: int) -> None:
+        self.raw += times * record.size
+        self.stored += times * record.stored
+        name = record.namespace.hex()
+        _add(self.nodes, name, times)
+        _add(self.sizes, name, times * record.stored)
+        if record.owner:
+            _add(self.owners, record.owner, times * record.stored)
+
+
+def _add(sums: dict[str, int], name: str, value: int) -> None:
+    """Those that come to nothing are left out."""
+    sums[name] = sums.get(name, 0) + value
+    if sums[name] <= 0:
+        del sums[name]
 
 
 class DiskFile:
@@ -126,11 +165,21 @@ class DiskFile:
         try:
             with self._begin() as txn:
                 sums = txn.get(SUMS_KEY, db=self._tables[META])
-                self.sums = msgspec.msgpack.decode(sums, type=Sums) if sums else Sums()
+                self.sums = msgspec.msgpack.decode(sums, type=Sums) if sums else Sums(by_owner=True)
+                if not self.sums.by_owner:
+                    self._count_owners(txn)
                 for key, text in txn.cursor(self._tables[NAMESPACES]):
                     self.namespaces[key] = json.loads(text)
         except (lmdb.Error, ValueError) as error:
             raise UnreadableError(f"what it says of itself cannot be read: {error}") from error
+
+    def _count_owners(self, txn: Any) -> None:
+        """For a file of an earlier version: 0.2 s for 100,000 nodes, once."""
+        sums = Sums()
+        for _place, value in txn.cursor(self._tables[NODES]):
+            with contextlib.suppress(msgspec.DecodeError):  # damaged, and not counted by who finds it either
+                sums.add(decode_record(value))
+        self.sums.sizes, self.sums.owners, self.sums.by_owner = sums.sizes, sums.owners, True
 
     def _check_format(self, new: bool) -> None:
         with self._begin() as txn:

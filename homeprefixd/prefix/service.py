@@ -227,7 +227,7 @@ class Connection:
             case Reserve():
                 self._send(Reserved(frame.ticket, self._session.reserve(frame.sizes)))
             case Commit():
-                self._session.commit(frame.namespace, frame.nodes)
+                self._session.commit(frame.namespace, frame.nodes, frame.owner)
             case Abandon():
                 self._session.abandon(frame.offsets)
             case OpenNamespace():
@@ -269,7 +269,7 @@ class Connection:
             case UseModels():
                 if self._owner:
                     self._cache.usage.configured(frame.models)
-                    self._cache.wake()
+                    self._service.writer.submit(lambda: self._cache.set_shares(frame.shares, frame.key_shares))
 
     def _send(self, frame: Frame) -> None:
         """From any thread; a client that is gone is noticed by `serve`."""

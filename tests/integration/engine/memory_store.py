@@ -126,7 +126,7 @@ class MemoryStore:
                 slots.append(slot)
             return slots
 
-    def commit(self, namespace: bytes, nodes: list[NewNode]) -> None:
+    def commit(self, namespace: bytes, nodes: list[NewNode], owner: str = "") -> None:
         with self._lock:
             for node in nodes:
                 key = block_key(node.parent, node.tokens)
