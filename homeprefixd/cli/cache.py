@@ -60,7 +60,8 @@ def daemon_of(url: str | None, given: Mapping[str, str | None]) -> str:
     return found
 
 
-def _directory(url: str | None, given: Mapping[str, str | None]) -> Path | None:
+def directory_of(url: str | None, given: Mapping[str, str | None]) -> Path | None:
+    """The cache directory that is meant; None where a daemon is named by its URL."""
     return None if url is not None else cache_directory(load_settings(given).config.cache.dir, os.environ)
 
 
@@ -69,7 +70,7 @@ def _directory(url: str | None, given: Mapping[str, str | None]) -> Path | None:
 def stats(url: str | None, as_json: bool, **given: str | None) -> None:
     """Show what the cache holds, and what it has saved today."""
     output = Output(as_json)
-    with reach(url, _directory(url, given)) as cache:
+    with reach(url, directory_of(url, given)) as cache:
         figures = cache.stats()
         seen = None if as_json or "daemon" not in figures else _seen(cache.where)
     if as_json:
@@ -159,7 +160,7 @@ def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | No
     no other.
     """
     output = Output(as_json)
-    with reach(url, _directory(url, given)) as cache:
+    with reach(url, directory_of(url, given)) as cache:
         found = cache.prefixes(limit, model)
         if model and not found["prefixes"]:
             _check_model(cache.stats(), model)
@@ -243,7 +244,7 @@ def purge(
     """
     what, text = _filter(everything, prefix, older_than, model)
     output = Output(as_json)
-    with reach(url, _directory(url, given)) as cache:
+    with reach(url, directory_of(url, given)) as cache:
         if not yes and sys.stdin.isatty() and not click.confirm(f"Remove {text} from {cache.where}?", err=True):
             raise HomeprefixdError("nothing was removed")
         done = cache.purge(what)

@@ -268,6 +268,13 @@ class Cache:
         """
         return self._loading.load(lease, index, decoder)
 
+    def read(self, place: bytes, out: memoryview, decoder: Decoder) -> None:
+        """A stored node's state, of its exact size, past RAM: for those who look at each block once.
+
+        Reads from the disk: for a thread of its own. Raises BlockLostError.
+        """
+        self._loading.read(place, out, decoder)
+
     def preload(self, node: Placed, decoder: Decoder) -> bool:
         """Bring a stored node into RAM that nobody has asked for; nothing is evicted. False: there is no more room.
 

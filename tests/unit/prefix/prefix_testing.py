@@ -93,7 +93,14 @@ class House:
         self.open()
 
     def save(
-        self, tokens: Sequence[int], size: int = 3000, *, grid: bool = True, mark: bytes = b"", skip: int = 0
+        self,
+        tokens: Sequence[int],
+        size: int = 3000,
+        *,
+        grid: bool = True,
+        mark: bytes = b"",
+        skip: int = 0,
+        owner: str = "",
     ) -> list[bytes]:
         """Commit all blocks of a prompt but the first `skip`, tail included; returns their keys."""
         keys: list[bytes] = []
@@ -110,7 +117,7 @@ class House:
                 nodes.append(NewNode(parent, part, start, offsets[0], size, grid, 0.2, "prompt", f"from {start}"))
             keys.append(key)
             parent = key
-        self.session.commit(self.namespace, nodes)
+        self.session.commit(self.namespace, nodes, owner)
         return keys
 
     def known(self, tokens: Sequence[int], *, limit: int = 1 << 30, exact: bool = False) -> int:
@@ -199,7 +206,7 @@ class Worker:
         assert opened is not None
         self.namespace = opened.key
 
-    def save(self, tokens: Sequence[int], size: int = 3000) -> list[bytes]:
+    def save(self, tokens: Sequence[int], size: int = 3000, owner: str = "") -> list[bytes]:
         """Save all blocks of a prompt; returns the keys of those for which there was room."""
         keys: list[bytes] = []
         parent: bytes = self.namespace
@@ -211,7 +218,7 @@ class Worker:
                 break
             slots[0].view[:] = payload_of(key, size)[:size]
             node = NewNode(parent, part, start, slots[0].offset, size, True, 0.2, "prompt", f"from {start}")
-            self.client.commit(self.namespace, [node])
+            self.client.commit(self.namespace, [node], owner)
             keys.append(key)
             parent = key
         return keys
