@@ -130,6 +130,8 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     if figures["queue"]["nodes"]:
         waiting = f"{counted(figures['queue']['nodes'], 'block')}, {size_text(figures['queue']['bytes'])}"
         rows.append(("waiting to be written", waiting))
+    if "daemon" in figures and "scrub" in figures:
+        rows.append(("checked by itself", _scrubbed(figures["scrub"])))
     if "daemon" in figures:
         lookups, hits = counters["lookups"], counters["hits"]
         share = f" ({hits / lookups:.0%})" if lookups else ""
@@ -143,6 +145,15 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("damaged, lost, errors", ", ".join(count_text(counters[name]) for name in ("damaged", "lost", "errors"))),
         ]
     return rows
+
+
+def _scrubbed(scrub: Mapping[str, Any]) -> str:
+    """How the store checks what it holds while nothing else happens."""
+    last = f"last {age_text(scrub['last'])}" if scrub["last"] else "never to the end"
+    damaged = f", {count_text(scrub['damaged'])} damaged and removed" if scrub["damaged"] else ""
+    if scrub["running"]:
+        return f"running: {counted(scrub['nodes'], 'block')}, {size_text(scrub['bytes'])}{damaged}; {last}"
+    return f"off (cache.scrub_rate = 0); {last}" if not scrub["rate"] else last + damaged
 
 
 def _tier(tier: Mapping[str, Any], size: str) -> str:

@@ -247,6 +247,7 @@ class Connection:
             case Stats():
                 service = self._service
                 figures = listing.stats(self._cache, store_id=service.store_id, uptime=service.uptime())
+                figures["scrub"] = service.scrubber.figures()
                 self._send(StatsReply(frame.ticket, figures))
             case ListPrefixes():
                 found, total = listing.prefixes(self._cache, limit=frame.limit, model=frame.model)

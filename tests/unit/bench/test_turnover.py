@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from homeprefixd.bench.store_process import MadeUpWorker, States, StoreProcess
 from homeprefixd.bench.turnover import Pass, _rows, measure
@@ -51,12 +47,3 @@ def test_blocks_that_hold_something_else_are_told(tmp_path: Path) -> None:
         liar.close()
     finally:
         store.stop()
-
-
-@pytest.mark.parametrize(
-    "line", [["--size", "1MiB"], ["--size", "big"], ["--rate", "fast"], ["--times", "0"], ["--dir", "/nowhere"]]
-)
-def test_wrong_arguments(command: Callable[..., Any], line: list[str]) -> None:
-    result = command("bench", "turnover", *line)
-    assert (result.code, result.out) == (2, "")
-    assert "Traceback" not in result.err

@@ -27,6 +27,10 @@ DESCRIPTION = {"model_sha256": "ab" * 32, "kv_type": "f16"}
 MIB = 1 << 20
 
 
+class WrongStateError(AssertionError):
+    """A block holds something else than what was saved under its key."""
+
+
 def payload_of(key: bytes, size: int) -> bytes:
     """The state that a node is given in tests: its own, and half of it compresses."""
     return (key + bytes(len(key))) * (size // (2 * len(key)) + 1)
@@ -234,7 +238,8 @@ class Worker:
                 if block is None:
                     assert lookup.state(index) == "lost"
                     break
-                assert bytes(block) == payload_of(node.key, node.size)[: node.size]
+                if bytes(block) != payload_of(node.key, node.size)[: node.size]:
+                    raise WrongStateError(f"block {index} of {len(lookup.plan or ())} is not what was saved")
                 tiers.append(node.tier)
                 keys.append(node.key)
             return tiers, keys

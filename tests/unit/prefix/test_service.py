@@ -403,6 +403,34 @@ class TestDamage:
         assert "of another version (its format is 999, not" in said
         assert "damaged (" not in said
 
+    def test_what_lmdb_finds_corrupt_while_it_runs(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        """The store ends at once, its file is checked by another process and set aside, and the log says where."""
+        data = bytearray((stored / "data.mdb").read_bytes())
+        beginning = b"".join(token.to_bytes(4, "big") for token in PROMPT[:64])
+        for at in range(0, len(data), 4096):
+            if data[at + 10] & 2 and beginning in data[at : at + 4096]:  # a leaf page
+                data[at + 10 : at + 12] = b"\0\0"
+        (stored / "data.mdb").write_bytes(data)
+        store = start_store(stored)
+        worker = start_worker(store)
+        assert worker.restore(PROMPT) == ([], [])
+        store.process.wait(10)
+        code, said = store.stop()
+        assert code == 1
+        assert "checked when the store starts again" in said
+        store = start_store(stored)
+        worker = start_worker(store)
+        assert worker.restore(PROMPT) == ([], [])
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        code, said = store.stop()
+        [aside] = stored.glob("data.mdb.damaged-*")
+        assert code == 0
+        assert f"set aside as {aside.name}" in said
+        assert aside.read_bytes() == data
+
     def test_a_healthy_file_of_a_crashed_store_is_kept(
         self, stored: Path, start_store: StartStore, start_worker: StartWorker
     ) -> None:
