@@ -40,9 +40,7 @@ class States:
     def __init__(self, size: int) -> None:
         """`size` in bytes, even."""
         numbers = np.random.default_rng(1)
-        self._kinds = [
-            numbers.normal(size=size // 2).astype(np.float16).view(np.uint8) for _kind in range(_KINDS)
-        ]
+        self._kinds = [numbers.normal(size=size // 2).astype(np.float16).view(np.uint8) for _kind in range(_KINDS)]
 
     def fill(self, view: memoryview, key: bytes) -> None:
         view[:] = self._kinds[key[0] % _KINDS].data

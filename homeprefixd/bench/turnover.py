@@ -102,9 +102,7 @@ def _rows(calm: Pass, full: Pass, size: int, times: float) -> list[Row]:
     return rows
 
 
-def _run(
-    states: States, block: int, size: int, volume: int, rate: float, every: float, directory: Path | None
-) -> Pass:
+def _run(states: States, block: int, size: int, volume: int, rate: float, every: float, directory: Path | None) -> Pass:
     """A store from nothing until `volume` bytes were written."""
     place = Path(tempfile.mkdtemp(prefix="homeprefixd-turnover-", dir=directory))
     try:
@@ -120,9 +118,7 @@ def _run(
 class _Turnover:
     """One store under load."""
 
-    def __init__(
-        self, store: StoreProcess, states: States, block: int, size: int, rate: float, every: float
-    ) -> None:
+    def __init__(self, store: StoreProcess, states: States, block: int, size: int, rate: float, every: float) -> None:
         self._store, self._states, self._block = store, states, block
         self._rate, self._every = rate, every
         blocks = max(2, size // _PREFIX_SHARE // PREFIXES // block)

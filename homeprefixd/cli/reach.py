@@ -274,7 +274,6 @@ class DaemonCache:
     def purge(self, what: Mapping[str, Any]) -> dict[str, Any]:
         return dict(call(self.where, "/cache/purge", what))
 
-
     def pin(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return dict(call(self.where, "/cache/pin", body))
 

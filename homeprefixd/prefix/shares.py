@@ -1,9 +1,9 @@
 """Shares of the disk's budget: what one model, or one API key, may take of it at most.
 
-A share bounds whoever has one and reserves nothing: without others the rest lies unused, and what has no share may
-take all. A block belongs to the model that computes it and to the key that asked for it first, also where others use
-it since. What is over its share loses its own blocks, by the same worth as everywhere; what is new and does not fit even
-so is not written, and stays in RAM as long as there is room.
+A share bounds whoever has one and reserves nothing: who has none may take all. A block belongs to the model that
+computes it and to the key that asked for it first, also where others use it since. What is over its share loses its own
+blocks, by the same worth as everywhere; what is new and does not fit even so is not written, and stays in RAM as long
+as there is room.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class Verifier:
     ) -> Findings | None:
         """Read everything, at most `rate` bytes a second (0: as fast as it goes). None if another pass is running.
 
-        `repair`: remove what is damaged. `stop` ends it early; while `pause` says so, it waits. `found`: where to count.
-        Raises DiskTroubleError if the tables themselves cannot be read.
+        `repair`: remove what is damaged. `stop` ends it early; while `pause` says so, it waits. `found`: where it
+        counts. Raises DiskTroubleError if the tables themselves cannot be read.
         """
         if not self._running.acquire(blocking=False):
             return None

@@ -183,9 +183,7 @@ class WriteBehind:
             stale = self._stale()
             if self._shrinking:
                 self._pinned = self._cache.pins.protected()
-                shrunk = (
-                    self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
-                )
+                shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
                 self._shrinking = bool(shrunk)
             refused = self._keep_shares(batch, touches, gone)

@@ -25,9 +25,7 @@ def test_what_is_wrong_is_noticed() -> None:
     calm = Pass([0.1] * 100, file=SIZE, written=SIZE)
     full = Pass([0.1] * 98 + [0.2] * 2, lost=1, wrong=1, file=2 * SIZE, written=3 * SIZE, seconds=1.0)
     met = {row.what: row.met for row in _rows(calm, full, SIZE, 20)}
-    assert [name for name, fine in met.items() if fine] == [
-        "requests while it turns over / without eviction, median"
-    ]
+    assert [name for name, fine in met.items() if fine] == ["requests while it turns over / without eviction, median"]
     assert len(met) == 6
 
 

@@ -129,7 +129,11 @@ class TestGate:
 
     @pytest.mark.parametrize(
         ("seconds", "tier", "rate", "restored", "reason"),
-        [(1e-4, "warm", 10e6, 0, "computed"), (1e-4, "hot", 10e6, 1920, "faster"), (5e-3, "warm", 200e6, 1920, "faster")],
+        [
+            (1e-4, "warm", 10e6, 0, "computed"),
+            (1e-4, "hot", 10e6, 1920, "faster"),
+            (5e-3, "warm", 200e6, 1920, "faster"),
+        ],
     )
     def test_the_decision_and_its_reason(
         self, seconds: float, tier: str, rate: float, restored: int, reason: str

@@ -25,7 +25,8 @@ from homeprefixd.errors import StoreError
 from homeprefixd.frames import NewNode
 from homeprefixd.prefix.blocks import block_key, from_le, to_le
 from homeprefixd.prefix.client import AdminClient, StoreClient
-from homeprefixd.prefix.service import Connection, Service
+from homeprefixd.prefix.connection import Connection
+from homeprefixd.prefix.service import Service
 from homeprefixd.prefix.threads import Writer
 
 PROMPT = list(range(1000, 1000 + 5 * 64 + 10))

@@ -29,9 +29,7 @@ def fill(house: House, prompts: range, owner: str = "") -> None:
 
 def there(house: House, prompts: range) -> int:
     """On disk."""
-    return sum(
-        house.cache.is_stored(house.namespace + number.to_bytes(4, "big") * 64) for number in prompts
-    )
+    return sum(house.cache.is_stored(house.namespace + number.to_bytes(4, "big") * 64) for number in prompts)
 
 
 def sums(house: House) -> Sums:
