@@ -100,7 +100,7 @@ def _text(cause: str, place: str, token: int, lost: int, seconds: float | None, 
     head = f"{reused:,} of {total:,} tokens were reused"
     if cause in HARMLESS:
         return {
-            "computed_faster": f"{head}; more is on disk, but to compute it was predicted to be faster than to read it.",
+            "computed_faster": f"{head}; more is on disk, but computing is predicted to be faster than reading it.",
             "too_short": f"The prompt has {total} tokens: that is too short to be kept.",
             "never_seen": f"{head}; no prompt like this one was seen since the model was loaded, so the rest was new.",
         }.get(cause, f"{head}: nothing was lost, the rest was new.")

@@ -1,4 +1,4 @@
-"""`bench turnover` in short: the file keeps its budget, nothing is lost and nothing is wrong. Speed is for the full form."""
+"""`bench turnover` in short: the file keeps its budget, nothing is lost or wrong. Speed is for the full form."""
 
 from __future__ import annotations
 
