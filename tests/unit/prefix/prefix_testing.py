@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -185,6 +186,12 @@ class Store:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         [line] = [line for line in status.splitlines() if line.startswith("RssAnon:")]
         return int(line.split()[1]) * 1024
+
+    def shared_memory(self) -> int:
+        """Bytes of memory that the arena takes, as the kernel counts them."""
+        descriptors = Path(f"/proc/{self.process.pid}/fd")
+        [arena] = [path for path in descriptors.iterdir() if "homeprefixd-hot" in os.readlink(path)]
+        return os.stat(arena).st_blocks * 512
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cache_machine import Machine, prompts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from cache_machine import Machine, prompts
 from prefix_testing import MIB
 
 from homeprefixd.prefix.blocks import block_key, to_le

@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
+from cache_machine import Machine, prompts
 from faulty_disk import FaultyDisk
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from cache_machine import Machine, prompts
 from prefix_testing import MIB
 
 from homeprefixd.errors import HomeprefixdError
