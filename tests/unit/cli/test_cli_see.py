@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from homeprefixd.cli.explain import apply_rule
-from homeprefixd.explain.causes import GATE
 from homeprefixd.config_sources import Flag, load
+from homeprefixd.explain.causes import GATE
 
 RECORD = {
     "id": "chatcmpl-1",
