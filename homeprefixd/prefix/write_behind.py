@@ -220,9 +220,9 @@ class WriteBehind:
                     self._cache.counters.written_bytes += written[hot.key]
                 if failure is None or isinstance(failure, BudgetError):
                     self._cache.queue.remove(hot)
-                self._cache.counters.dropped_nodes += isinstance(failure, BudgetError) or hot in refused
-                self._cache.counters.over_share += hot in refused
+                self._cache.counters.dropped_nodes += isinstance(failure, BudgetError)
                 self._cache.hot.release(hot)
+            self._refuse(refused)
             for key in orphans:
                 self._cache.forget_hot_subtree(key)
             self._cache.writing = []
@@ -297,7 +297,8 @@ class WriteBehind:
                 continue
             self._disk.store([], touches)  # so that what was used lately does not go; again changes nothing
             self._pinned = self._cache.pins.protected()
-            excess += account.limit // _SHARE_STEP
+            # a path of which much was refused before comes whole again: as of others, only so much goes for it at once
+            excess = min(excess, 4 * self._disk.batch_bytes) + account.limit // _SHARE_STEP
             room = account.limit - account.used
             while excess > 0:
                 before = len(gone)
@@ -316,6 +317,20 @@ class WriteBehind:
                 refused.add(hot)
                 keys.add(hot.key)
         return refused
+
+    def _refuse(self, refused: set[HotNode]) -> None:
+        """They are not written, nor is what waits behind them: there is no room in a share. With the lock held."""
+        cache = self._cache
+        keys = {hot.key for hot in refused}
+        gone = set(refused)
+        for hot in refused:
+            if hot.node.parent not in keys:
+                gone |= {below for below in cache.hot.subtree(hot.key) if below.queued}
+        for hot in gone:
+            cache.queue.remove(hot)
+            cache.hot.offer(hot)
+        cache.counters.dropped_nodes += len(gone)
+        cache.counters.over_share += len(gone)
 
     def _shrink_to_shares(self) -> list[Placed]:
         """One step towards shares that are smaller than what is there."""
