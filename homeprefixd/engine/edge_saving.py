@@ -19,6 +19,7 @@ from .edges import EdgeSlicer
 from .namespaces import Namespaces
 from .saving import PAUSE, SLOW, preview
 from .sequence import Sequence
+from .sharing import LEAST
 from .slices import SliceError
 from .store import Slot, Store
 
@@ -50,6 +51,8 @@ class EdgeSaver:
     def save(self, sequence: Sequence, *, tail: bool = False) -> None:
         """Export what became whole and, where a point or (`tail`) the sequence ends, what can be gone on from."""
         if not sequence.request.cache or sequence.no_save or sequence.n_past <= sequence.restored:
+            return
+        if sequence.n_past < LEAST:
             return
         pieces = self._pieces(sequence, tail)
         if not pieces:
