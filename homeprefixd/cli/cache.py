@@ -130,6 +130,8 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     if figures["queue"]["nodes"]:
         waiting = f"{counted(figures['queue']['nodes'], 'block')}, {size_text(figures['queue']['bytes'])}"
         rows.append(("waiting to be written", waiting))
+    if figures.get("writes", {}).get("since"):
+        rows.append(("disk writes", _wear(figures["writes"])))
     if "daemon" in figures and "scrub" in figures:
         rows.append(("checked by itself", _scrubbed(figures["scrub"])))
     if "daemon" in figures:
@@ -145,6 +147,12 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("damaged, lost, errors", ", ".join(count_text(counters[name]) for name in ("damaged", "lost", "errors"))),
         ]
     return rows
+
+
+def _wear(writes: Mapping[str, Any]) -> str:
+    """What flash wears by."""
+    bound = f" of {size_text(writes['daily_limit'])}" if writes["daily_limit"] else ""
+    return f"{size_text(writes['today'])}{bound} today, {size_text(writes['per_day'])} a day on average"
 
 
 def _scrubbed(scrub: Mapping[str, Any]) -> str:
