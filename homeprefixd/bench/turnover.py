@@ -63,8 +63,8 @@ def measure(
     directory: Path | None = None,
     say: Callable[[str], None] = lambda _text: None,
 ) -> list[Row]:
-    """The bars' rows. Sizes in bytes; `times` the budget is written, `rate` bytes of state a second (0: as fast as it
-    goes), a request each `every` seconds. `rounds`: of filling without eviction. `directory`: where on disk.
+    """The bars' rows. Sizes in bytes; `times` the budget is written, `rate` bytes of state come in a second, and a
+    request each `every` seconds. `rounds`: of filling without eviction. `directory`: where on disk.
 
     Raises StoreError.
     """
@@ -186,7 +186,7 @@ class _Turnover:
         while not self._ending.is_set():
             number += 1
             done += worker.save(_prompt(number, _ONE_SHOT))[1] * self._block
-            ahead = done / self._rate - (time.monotonic() - begin) if self._rate else 0.0
+            ahead = done / self._rate - (time.monotonic() - begin)
             self._ending.wait(max(0.0, ahead))
 
     def _requests(self, worker: MadeUpWorker) -> None:

@@ -121,7 +121,7 @@ def codec(as_json: bool, **given: str | None) -> None:
 @bench.command()
 @click.option("--size", metavar="SIZE", default="1GiB", show_default=True, help="The store's budget of disk.")
 @click.option("--times", metavar="N", default=20.0, show_default=True, help="How often the budget is written.")
-@click.option("--rate", metavar="SIZE", default="100MB", show_default=True, help="Of state in a second; 0: no bound.")
+@click.option("--rate", metavar="SIZE", default="100MB", show_default=True, help="Of state that comes in a second.")
 @click.option("--dir", "directory", metavar="DIR", help="On whose disk.  [default: where temporary files are]")
 @json_flag
 def turnover(size: str, times: float, rate: str, directory: str | None, as_json: bool) -> int:
@@ -136,8 +136,8 @@ def turnover(size: str, times: float, rate: str, directory: str | None, as_json:
     budget, speed = parse_size(size), parse_size(rate)
     if budget is None or budget < _LEAST_STORE:
         raise click.UsageError(f"--size cannot be {size!r}; allowed: at least {_LEAST_STORE >> 20}MiB")
-    if speed is None:
-        raise click.UsageError(f"--rate cannot be {rate!r}; allowed: a size such as 100MB, each second, or 0")
+    if not speed:
+        raise click.UsageError(f"--rate cannot be {rate!r}; allowed: a size such as 100MB, each second")
     if times <= 0:
         raise click.UsageError("--times must be more than 0")
     if directory is not None and not Path(directory).is_dir():

@@ -8,11 +8,11 @@ from homeprefixd.bench.store_process import MadeUpWorker, States, StoreProcess
 from homeprefixd.bench.turnover import Pass, _rows, measure
 
 BLOCK = 256 << 10
-SIZE = 24 << 20
+SIZE = 16 << 20
 
 
 def test_a_store_that_turns_over(tmp_path: Path) -> None:
-    rows = measure(size=SIZE, times=20, rate=0, every=0.02, rounds=1, block=BLOCK, directory=tmp_path)
+    rows = measure(size=SIZE, times=20, rate=150e6, every=0.02, rounds=1, block=BLOCK, directory=tmp_path)
     found = {row.what: row for row in rows}
     assert [row.what for row in rows if row.bar and "turns over" not in row.what and not row.met] == []
     assert (found["file / budget"].value or 0) > 0.7  # it was full

@@ -72,6 +72,7 @@ def test_in_a_pipe_a_line_each_ten_seconds() -> None:
         ["turnover", "--size", "1MiB"],
         ["turnover", "--size", "big"],
         ["turnover", "--rate", "fast"],
+        ["turnover", "--rate", "0"],
         ["turnover", "--times", "0"],
         ["turnover", "--dir", "/nowhere"],
     ],
