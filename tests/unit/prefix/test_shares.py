@@ -24,7 +24,9 @@ LARGE = {**DESCRIPTION, "model": "large", "model_sha256": "cd" * 32}
 def fill(house: House, prompts: range, owner: str = "") -> None:
     for number in prompts:
         house.save([number] * 64, SIZE, owner=owner)
-        house.cache.write(everything=True)
+        if number % 4 == 0:
+            house.cache.write(everything=True)
+    house.cache.write(everything=True)
 
 
 def there(house: House, prompts: range) -> int:
@@ -114,16 +116,16 @@ class TestKeys:
 class TestModels:
     def test_one_leaves_the_rest_to_the_other(self, make: Callable[..., House]) -> None:
         house = make(hot=8 * MIB, warm=16 * MIB)
-        house.cache.set_shares({"small": 50}, {})
+        house.cache.set_shares({"small": 40}, {})
         large = house.cache.open_namespace(LARGE)[0]
         small = house.cache.open_namespace(SMALL)[0]
         house.namespace = large
-        fill(house, range(70))
+        fill(house, range(60))
         house.namespace = small
-        fill(house, range(300))
-        assert 6 * MIB < sums(house).sizes[small.hex()] <= 8 * MIB
+        fill(house, range(200))
+        assert 5 * MIB < sums(house).sizes[small.hex()] <= 6.4 * MIB
         house.namespace = large
-        assert there(house, range(70)) == 70
+        assert there(house, range(60)) == 60
 
     def test_a_smaller_share_is_met_at_once_and_with_a_smaller_budget(self, make: Callable[..., House]) -> None:
         house = make(hot=8 * MIB, warm=16 * MIB)
