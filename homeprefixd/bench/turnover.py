@@ -25,8 +25,8 @@ from .store_process import DEMO_BLOCK, MadeUpWorker, States, StoreProcess
 PREFIXES = 6
 _PREFIX_SHARE = 4  # of the budget, all household prefixes together
 _ONE_SHOT = 4  # blocks
-_FILLED = 0.6  # of the budget is written at most where nothing shall be evicted
-_LOOK = 0.25  # s between looks at the store's figures
+_FILLED = 0.5  # of the budget is written at most where nothing shall be evicted
+_LOOK = 0.1  # s between looks at the store's figures
 _PATIENCE = 3600.0  # s that one pass may take
 
 

@@ -190,7 +190,7 @@ class Store:
     def shared_memory(self) -> int:
         """Bytes of memory that the arena takes, as the kernel counts them."""
         descriptors = Path(f"/proc/{self.process.pid}/fd")
-        [arena] = [path for path in descriptors.iterdir() if "homeprefixd-hot" in os.readlink(path)]
+        arena = next(path for path in descriptors.iterdir() if "homeprefixd-hot" in os.readlink(path))
         return os.stat(arena).st_blocks * 512
 
     def kill(self) -> None:

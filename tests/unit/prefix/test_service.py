@@ -430,7 +430,7 @@ class TestDamage:
         [aside] = stored.glob("data.mdb.damaged-*")
         assert code == 0
         assert f"set aside as {aside.name}" in said
-        assert aside.read_bytes() == data
+        assert beginning in aside.read_bytes()
 
     def test_a_healthy_file_of_a_crashed_store_is_kept(
         self, stored: Path, start_store: StartStore, start_worker: StartWorker
