@@ -104,6 +104,8 @@ class Connection:
         self._leases: dict[int, Lease] = {}
         self.grace = FLUSH_UNASKED
         """Seconds that the client gave with Stop."""
+        self.failed = False
+        """A frame could not be answered."""
 
     def serve(self) -> None:
         """Answer frames until the client is gone; then give back all that it held."""
@@ -117,6 +119,7 @@ class Connection:
         except ChannelClosedError as error:
             log.debug("%s: %s", self._name, error)
         except Exception:
+            self.failed = True
             log.exception("%s: a frame could not be answered", self._name)
         finally:
             self._channel.close()

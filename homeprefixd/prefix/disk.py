@@ -391,8 +391,7 @@ class Disk(DiskFile):
             return
         node = Placed(node.tree_key, current)
         key = current.key
-        for number in range(piece_count(current.size)):
-            txn.delete(piece_key(key, number), db=self._tables[PAYLOADS])
+        self._delete_pieces(txn, key)
         txn.delete(self._order_row(node), db=self._tables[ORDER])
         txn.delete(key, db=self._tables[KEYS])
         txn.delete(node.tree_key, db=self._tables[NODES])

@@ -113,11 +113,12 @@ class Service:
 
 def open_disk(directory: Directory, *, limit: int, level: int, min_free: int = 0) -> Disk:
     """Open the file of a directory; one that is damaged is set aside and a new one begun. Raises StoreError."""
-    if directory.was_left_open() and (problem := directory.problem()):
+    left_open = directory.was_left_open()
+    if left_open and (problem := directory.problem()):
         directory.set_aside(problem)
     for _attempt in range(2):
         try:
-            return Disk(directory.path, limit=limit, level=level, policy=Worth(), min_free=min_free)
+            return Disk(directory.path, limit=limit, level=level, policy=Worth(), min_free=min_free, recount=left_open)
         except UnreadableError as error:
             directory.set_aside(str(error), damaged=not isinstance(error, OtherFormatError))
         except (DiskFullError, DiskTroubleError) as error:
@@ -137,8 +138,11 @@ def open_to_read(directory: Directory) -> Disk:
     raise StoreError(f"{directory.data} cannot be read: {problem}; `serve` would set it aside and begin a new one")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Open, serve until the owner's connection ends, close. Raises StoreError if the directory cannot be used."""
+def run(arguments: argparse.Namespace) -> bool:
+    """Open, serve until the owner's connection ends, close. Raises StoreError if the directory cannot be used.
+
+    False if the owner could not be answered: the next store checks the file first.
+    """
     directory: Directory | None = None
     disk: Disk | None = None
     if arguments.warm > 0 or arguments.read_only:
@@ -175,12 +179,13 @@ def run(arguments: argparse.Namespace) -> None:
         why = cache.warm_reason or f"the {owner.grace:.0f} s for it were over"
         log.warning("%d blocks, %d MiB, could not be written before the end: %s", pending, cache.queue.bytes >> 20, why)
     if directory is not None:
-        directory.release(clean=not arguments.read_only)
+        directory.release(clean=not (arguments.read_only or owner.failed))
+    return not owner.failed
 
 
-def _end_at_once() -> None:
+def _end_at_once(why: str) -> None:
     """The file is damaged: the next store checks it first, as this one leaves the mark that it was open."""
-    log.error("the store's file is damaged; it is checked when the store starts again")
+    log.error("the store's file is damaged (%s); it is checked when the store starts again", why)
     os._exit(1)
 
 
@@ -211,11 +216,10 @@ def main() -> int:
     # the daemon's connection says when to end; a signal to the whole group must not lose what still comes
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        run(arguments)
+        return 0 if run(arguments) else 1
     except StoreError as error:
         log.error("%s", error.message)
         return StoreError.exit_code
-    return 0
 
 
 if __name__ == "__main__":
