@@ -345,7 +345,7 @@ class DiskFile:
         return WarmTable(txn, self._tables, hidden)
 
 
-def plausible_use(stats: Mapping[bytes, Mapping[str, int]], main: Mapping[str, int], pages: int, stored: int) -> int:
+def plausible_use(stats: Mapping[bytes, Any], main: Any, pages: int, stored: int) -> int:
     """Bytes in the pages of all tables, by what LMDB says of them. Raises CountsError if that cannot be.
 
     `stats`: LMDB's of each table, `main`: of the table of tables; `pages`: of the file; `stored`: bytes of payloads.
