@@ -354,7 +354,7 @@ def plausible_use(stats: Mapping[bytes, Any], main: Any, pages: int, stored: int
     counts = [
         table["branch_pages"] + table["leaf_pages"] + table["overflow_pages"] for table in (*stats.values(), main)
     ]
-    used = sum(counts)
+    used: int = sum(counts)
     rows = sum(table["entries"] for table in (*stats.values(), main))
     # at least one row to a leaf, no more branches than leaves, and a page begun for each payload
     if used > pages or used > stored // PAGE + 3 * rows + 64:
