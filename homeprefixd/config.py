@@ -61,6 +61,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_stall: float = 0.5  # seconds
     keep_alive: float = 0.0  # seconds that it stays loaded unused; 0: for ever if it is the only one, else 300;
     #                          PINNED: it is loaded at the start and stays
+    cache_share: int = 0  # percent of `cache.warm` that its prefixes may take; 0: no bound
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

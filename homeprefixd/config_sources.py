@@ -75,7 +75,7 @@ _AUTOMATIC = frozenset(
 MODEL_LIST = "models.list"
 """The one setting that is a list: tables with the settings of `[model]`, in the file only."""
 
-_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template")
+_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template", "cache_share")
 """Settings of `[model]` that are not those of `[[models.list]]` too, where a table says nothing."""
 _UNITS = {
     unit.lower(): factor
@@ -461,6 +461,8 @@ def _whole(key: Key, value: Any, origin: Origin) -> int:
         return GPU_LAYERS_AUTO
     if isinstance(value, int) and not isinstance(value, bool):
         return value
+    if key.name == "cache_share" and isinstance(value, str) and (found := re.fullmatch(r"\s*(\d{1,3})\s*%\s*", value)):
+        return int(found[1])
     if isinstance(value, str) and origin.kind != "file" and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
         return int(value)
     _refuse(
@@ -585,6 +587,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value in (PINNED, 0) or 1 <= value <= 1e9,
         "1 to 1000000000 seconds, -1 to load it at the start and keep it, or auto (0)",
     ),
+    "model.cache_share": (_between(0, 100), "a percentage of cache.warm, 1 to 100, or 0 for no bound"),
     "models.memory": (lambda value: value == 0 or value >= 64 * _MIB, "at least 64MiB, or auto (0)"),
     "model.template_timeout": (_between(0.01, 600), "0.01 to 600 seconds"),
     "model.max_queue": (_between(1, 100_000), "1 to 100000"),

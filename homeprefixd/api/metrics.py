@@ -119,6 +119,8 @@ STORE: tuple[Figure, ...] = (
     Figure("cache_written_entries_total", "counters.written_nodes", "Blocks written to disk."),
     Figure("cache_written_bytes_total", "counters.written_bytes", "Bytes written to disk, as stored."),
     Figure("cache_dropped_entries_total", "counters.dropped_nodes", "Blocks not written: no room in queue or budget."),
+    Figure("cache_over_share_entries_total", "counters.over_share", "Of these: a model's or key's share was full."),
+    Figure("cache_verified_timestamp_seconds", "scrub.last", "When the store had checked all that it holds; 0: never."),
     Figure("cache_loaded_entries_total", "counters.loaded_nodes", "Blocks read from disk."),
     Figure("cache_loaded_bytes_total", "counters.loaded_bytes", "KV state read from disk."),
     Figure("cache_load_seconds_total", "counters.restore_seconds", "Time spent reading from disk, over all threads."),
