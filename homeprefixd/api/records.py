@@ -20,7 +20,7 @@ import msgspec
 
 from ..explain.conclude import Explanation, OtherModel, conclude
 from ..explain.models_seen import ModelsSeen
-from ..frames import Account, Finished, Generate, Progress, SectionTokens
+from ..frames import Account, Finished, GateDecision, Generate, Progress, SectionTokens
 
 State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]
 """The last four are ends: whole, given up by the client, the request's fault, ours."""
@@ -66,6 +66,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     ended: str = ""  # why the reply ended: stop, length, ...
     stored: int | None = None  # of prompt and reply, are in the cache in whole blocks; None: not told
     not_stored: str = ""  # why not all of it
+    gate: GateDecision | None = None  # how much of what the cache knew was to be restored, and why
     sections: list[SectionTokens] = []
     rules: dict[str, int] = {}  # rules that kept the prompt stable -> how often
     cause: str = ""  # why less was reused than could have been; "" where nothing was lost
@@ -184,8 +185,9 @@ class Records:
             record.saved_s = max(0.0, timings.cache_n / rate - timings.restore_ms / 1e3)
         if account is not None:
             record.sections, record.rules, record.replayed = account.sections, account.rules, account.replayed
+        record.gate = event.gate
         other = self._others.get(record.id)
-        found = conclude(record.id, account, timings, rate, event.gated, other) if account is not None else None
+        found = conclude(record.id, account, timings, rate, event.gate, other) if account is not None else None
         record.explanation = found
         if found is not None and found.tokens_lost:
             record.cause, record.place = found.cause, found.place

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..chat.stream import TextStream
-from ..frames import PlanNode, Sampling, Timings
+from ..frames import GateDecision, PlanNode, Sampling, Timings
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
 from .bindings import TokenArray
 from .sampling import Sampler
@@ -21,6 +21,10 @@ from .store import Lookup
 if TYPE_CHECKING:
     from .emission import Reply  # which looks at sequences
     from .replay import Worded
+
+
+KEY = "key"
+"""First word of `Request.client` where it is an API key; its name follows."""
 
 
 class Phase(enum.Enum):
@@ -49,6 +53,12 @@ class Request:
     worded: Worded | None = None  # the prompt's text; None: what is generated after it is not remembered
     points: tuple[tuple[int, str], ...] = ()  # positions from which others may go on, with their kind; see `points.py`
 
+    @property
+    def owner(self) -> str:
+        """Name of the API key that asks; "" where none is asked for."""
+        kind, _, name = self.client.partition(" ")
+        return name if kind == KEY else ""
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -68,7 +78,6 @@ class Sequence:
 
     # reuse
     plan: tuple[PlanNode, ...] | None = None
-    gated: int = 0  # tokens that are known, and computed as that is faster
     next_node: int = 0
     restored: int = 0  # of n_past, came from the cache at the last admission
     stalled_since: float = 0.0
@@ -92,6 +101,7 @@ class Sequence:
     first_token: float = 0.0
     started: bool = False  # admitted once: figures of later admissions are not reported
     logits_sha256: str = ""
+    gate: GateDecision | None = None  # of its first admission
 
     _array: TokenArray | None = None
     _le: bytes = b""

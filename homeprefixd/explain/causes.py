@@ -110,13 +110,13 @@ CAUSES: Mapping[str, Cause] = {
         "eviction: it was known and is not kept any more{place}",
         "Give the cache more room (`cache.hot`, `cache.warm`), or pin what must stay (`homeprefixd pin`).",
     ),
+    "computed_faster": Cause(
+        "nothing: computing was faster than reading from disk",
+        "",
+    ),
     "cache_off": Cause(
         "a request that asked for no cache",
         "Leave `cache_prompt` out of the request.",
-    ),
-    "gate": Cause(
-        "nothing: computing is faster here than reading from the disk",
-        "",
     ),
     "too_short": Cause(
         "nothing: the prompt is too short to be worth it",
@@ -132,7 +132,17 @@ CAUSES: Mapping[str, Cause] = {
     ),
 }
 
-HARMLESS = frozenset({"gate", "too_short", "never_seen", "goes_on"})
+GATE: Mapping[str, str] = {
+    "unknown": "nothing of this prompt is known, or too little to be worth it",
+    "late": "the store is away, or did not answer in time",
+    "unmeasured": "too little is measured yet, so all that is known is restored",
+    "faster": "restoring is predicted to be faster than computing",
+    "computed": "computing the rest is predicted to be faster than reading it from disk",
+    "again": "computing seems faster, but now and then all is restored, so that what is measured stays true",
+}
+"""`GateDecision.reason` in words."""
+
+HARMLESS = frozenset({"too_short", "never_seen", "goes_on", "computed_faster"})
 """Nothing was lost."""
 
 REMOVALS: Mapping[str, str] = {
@@ -144,6 +154,7 @@ REMOVALS: Mapping[str, str] = {
     "disk_full": "RAM (`cache.hot`) was full, and so was the disk",
     "disk_error": "RAM (`cache.hot`) was full, and the disk could not be written",
     "daily_writes": "RAM (`cache.hot`) was full, and as much was written that day as may be (`cache.daily_writes`)",
+    "share": "what its model or its API key may keep on disk (`cache_share`) was full",
     "purged": "somebody purged it",
     "damaged": "it was damaged on disk",
 }

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..frames import Account, Timings
+from ..frames import Account, GateDecision, Timings
 from .causes import CAUSES, HARMLESS, REMOVALS, title
 
 _SLACK = 8
@@ -57,17 +57,22 @@ class OtherModel(NamedTuple):
 
 
 def conclude(
-    rid: str, account: Account, timings: Timings, rate: float, gated: int = 0, other: OtherModel | None = None
+    rid: str,
+    account: Account,
+    timings: Timings,
+    rate: float,
+    gate: GateDecision | None = None,
+    other: OtherModel | None = None,
 ) -> Explanation:
-    """`rate`: tokens of prefill per second, 0 if it is not known. `gated`: tokens that were computed though known."""
+    """`rate`: tokens of prefill per second, 0 if it is not known. `gate`: what was made of what the cache knew."""
     reused, total = timings.cache_n, timings.total_prompt_n
     finding = account.finding
-    cause, place, token, lost, rule = _gone(account, reused, total, gated, other)
+    cause, place, token, lost, rule = _gone(account, reused, total, gate, other)
     by_difference = (
         finding is not None
         and finding.alike >= _LEAST_LOSS
         and finding.alike > lost
-        and cause != "gate"
+        and cause != "computed_faster"
         and (reused <= finding.token + _SLACK or finding.cause == "other_namespace")  # what was reused is the truth
     )
     if finding is not None and by_difference:
@@ -83,7 +88,7 @@ def conclude(
         id=rid,
         cause=cause,
         title=title(cause, place),
-        text=_text(cause, place, token, lost, seconds, reused, total, gated),
+        text=_text(cause, place, token, lost, seconds, reused, total),
         place=place,
         token=token,
         lead=shown.lead if shown is not None else "",
@@ -100,7 +105,7 @@ def conclude(
 
 
 def _gone(
-    account: Account, reused: int, total: int, gated: int, other: OtherModel | None
+    account: Account, reused: int, total: int, gate: GateDecision | None, other: OtherModel | None
 ) -> tuple[str, str, int, int, str]:
     """Cause, place, token, tokens lost and rule, as far as what was known is not there, or was not used."""
     if total < _SHORTEST:
@@ -108,8 +113,9 @@ def _gone(
     known = min(account.known, total - 1)
     if account.asked_no_cache and known - reused > _SLACK:
         return "cache_off", "", reused, known - reused, ""
-    if gated >= _LEAST_LOSS:
-        return "gate", "", reused, 0, ""
+    was_weighed = gate is not None and gate.reason == "computed" and gate.known - reused > _SLACK
+    if gate is not None and was_weighed and gate.known + _SLACK >= known:
+        return "computed_faster", "", reused, 0, ""
     gone = account.gone
     removed = 0
     if gone is not None and gone.start >= reused - _BLOCK:
@@ -134,14 +140,11 @@ def _when(moment: float) -> str:
     return datetime.datetime.fromtimestamp(moment).strftime("on %Y-%m-%d at %H:%M")
 
 
-def _text(
-    cause: str, place: str, token: int, lost: int, seconds: float | None, reused: int, total: int, gated: int
-) -> str:
+def _text(cause: str, place: str, token: int, lost: int, seconds: float | None, reused: int, total: int) -> str:
     head = f"{reused:,} of {total:,} tokens were reused"
     if cause in HARMLESS:
         return {
-            "gate": f"{head}. {gated:,} more are stored, but were computed: that was predicted to be faster than to"
-            " read them from the disk.",
+            "computed_faster": f"{head}; more is on disk, but computing is predicted to be faster than reading it.",
             "too_short": f"The prompt has {total} tokens: that is too short to be kept.",
             "never_seen": f"{head}; no prompt like this one was seen since the model was loaded, so the rest was new.",
         }.get(cause, f"{head}: nothing was lost, the rest was new.")

@@ -93,7 +93,7 @@ class Catalog:
             if aliases.count(alias) > 1:
                 paths = " and ".join(str(spec.path) for spec in specs if spec.alias == alias)
                 raise ConfigError(f"two models have the alias {alias!r}: {paths}; give one of them another alias")
-        base = msgspec.structs.replace(model, path="", alias="", keep_alive=0.0, chat_template="")
+        base = msgspec.structs.replace(model, path="", alias="", keep_alive=0.0, chat_template="", cache_share=0)
         folder = Path(models.dir).expanduser().absolute() if models.dir else None
         if folder is not None and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
             raise ConfigError(f"models.dir is {folder}, which is no folder that can be read", param="models.dir")

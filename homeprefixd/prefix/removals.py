@@ -24,6 +24,7 @@ Why = Literal[
     "disk_full",
     "disk_error",
     "daily_writes",  # RAM was full, and as much was written that day as may be
+    "share",  # of its model or API key
     "purged",  # by hand
     "damaged",
 ]

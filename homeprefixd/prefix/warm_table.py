@@ -27,6 +27,9 @@ REPLIES = b"replies"  # namespace || digest of a prompt's text -> a row of repli
 FILE_FORMAT = b"2"
 """In META. A file of another one is not opened."""
 
+LARGEST = 1 << 30
+"""Bytes of a node's state: a record that says more is damaged."""
+
 TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES, PINS, REPLIES)
 
 LATER = frozenset((PINS, REPLIES))
@@ -161,7 +164,7 @@ class WarmTable:
             record = decode_record(value)
         except msgspec.DecodeError:
             return None  # damaged: as good as gone, until it is verified
-        return None if record.key in self._hidden else record
+        return None if record.key in self._hidden or not 0 < record.size <= LARGEST else record
 
 
 def _newness(row: bytes) -> tuple[bytes, bytes]:

@@ -77,23 +77,6 @@ def test_what_was_evicted(run: Callable[..., Running], model: Path) -> None:
     assert (told.cause, told.tokens_lost) == ("evicted", end.timings.total_prompt_n - 1)
 
 
-def test_the_gate(run: Callable[..., Running], model: Path) -> None:
-    """Where computing is faster than restoring, that is what is said, and nothing is lost."""
-    running = run(model)
-    running.known()
-    running.ask(chat("Be brief."))
-    restorer = running.engine._restorer
-    assert restorer is not None
-    restorer.gate.prefill.parts = (0.0, 1e-9, 0.0)
-    restorer.gate.prefill.add = lambda *call: None  # type: ignore[method-assign]
-    running.engine.counters.update(restore_tokens=1000.0, restore_seconds=100.0)
-    _text, end = running.ask(chat("Be brief."))
-    assert end.timings.cache_n == 0
-    assert end.gated == end.timings.total_prompt_n - 1
-    told = conclude(end.rid, account(running, end.rid), end.timings, 0.0, end.gated)
-    assert (told.cause, told.tokens_lost) == ("gate", 0)
-
-
 def test_after_a_restart(run: Callable[..., Running], model: Path) -> None:
     store = MemoryStore()
     before = run(model, store)

@@ -10,15 +10,15 @@ import pytest
 from homeprefixd.explain.causes import CAUSES, HARMLESS, REMOVALS, title
 from homeprefixd.explain.conclude import Explanation, OtherModel, conclude
 from homeprefixd.explain.models_seen import ModelsSeen
-from homeprefixd.frames import Account, Finding, Gone, Message, Timings
+from homeprefixd.frames import Account, Finding, GateDecision, Gone, Message, Timings
 from homeprefixd.prefix.removals import Why
 
 MOMENT = datetime.datetime(2026, 11, 29, 21, 15).timestamp()
 
 
 def told(reused: int, total: int, rate: float = 100.0, **more: Any) -> Explanation:
-    """`known`, `resembles` and so on are of the account, `gated` and `other` of the request."""
-    of_request = {name: more.pop(name) for name in ("gated", "other") if name in more}
+    """`known`, `resembles` and so on are of the account, `gate` and `other` of the request."""
+    of_request = {name: more.pop(name) for name in ("gate", "other") if name in more}
     fields: dict[str, Any] = {"resembles": False, "known": 0, "known_prompt": 0, "finding": None, **more}
     account = Account("r", [], **fields)
     timings = Timings(reused, total - reused, 1.0, 0.0, 0.0, 1, 1.0, {}, total)
@@ -42,11 +42,13 @@ def test_never_seen() -> None:
 
 
 def test_the_gate() -> None:
-    found = told(64, 500, known=400, known_prompt=400, resembles=True, gated=336)
-    assert (found.cause, found.tokens_lost, found.seconds_lost) == ("gate", 0, 0.0)
-    assert found.cause in HARMLESS
-    assert "64 of 500 tokens were reused. 336 more are stored, but were computed: that was predicted" in found.text
-    assert told(64, 500, gated=10).cause == "never_seen"  # too few to be worth a word
+    gate = GateDecision(400, 64, "computed")
+    for more in ({"known": 400, "known_prompt": 400, "resembles": True}, {}):  # it is remembered, or stored only
+        found = told(64, 500, gate=gate, **more)
+        assert (found.cause, found.tokens_lost, found.seconds_lost) == ("computed_faster", 0, 0.0)
+        assert found.cause in HARMLESS
+    assert told(64, 500, gate=GateDecision(68, 64, "computed")).cause == "never_seen"  # too few to be worth a word
+    assert told(64, 500, gate=GateDecision(64, 64, "faster")).cause == "never_seen"
 
 
 @pytest.mark.parametrize("why", REMOVALS)

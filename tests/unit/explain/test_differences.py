@@ -23,7 +23,6 @@ def test_the_corpus_is_large_enough() -> None:
         "other_model",
         "evicted",
         "cache_off",
-        "gate",
         "too_short",
         "never_seen",
         "goes_on",
