@@ -86,8 +86,9 @@ class Chat:
         tokens = {word: server.post("/tokenize", {"content": word})["tokens"] for word in words}
         self.bias = {str(found[0]): words[word] for word, found in tokens.items() if len(found) == 1}
 
-    def prompt(self) -> str:
-        text: str = self.server.post("/apply-template", {"messages": self.messages, "tools": TOOLS})["prompt"]
+    def prompt(self, *more: dict[str, Any]) -> str:
+        body = {"messages": [*self.messages, *more], "tools": TOOLS}
+        text: str = self.server.post("/apply-template", body)["prompt"]
         return text
 
     def turn(self, **more: Any) -> dict[str, Any]:
@@ -110,8 +111,8 @@ class Chat:
 
         One call was wanted, so the reply ended with it: the tag behind it was not generated.
         """
-        rendered = self.prompt()
-        end = "\n</tool_call>" if self.messages[-1].get("tool_calls") else "<|im_end|>"
+        rendered = self.prompt({"role": "user", "content": "And?"})
+        end = "\n</tool_call>" if self.messages[-1].get("tool_calls") else "<|im_end|>\n<|im_start|>user\nAnd?"
         self.text = rendered[: rendered.rindex(end)]
 
     def say(self, text: str) -> None:

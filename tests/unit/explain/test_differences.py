@@ -22,6 +22,7 @@ def test_the_corpus_is_large_enough() -> None:
         "other_namespace",
         "other_model",
         "evicted",
+        "computed_faster",
         "cache_off",
         "too_short",
         "never_seen",
