@@ -1,7 +1,7 @@
 """What it costs to explain requests and to look at the daemon: `homeprefixd bench explain`.
 
-A daemon of its own with the model serves household prompts, with explaining on and off. The worker says how long it
-spent on each account; what the metrics and the page cost is the processor time that the daemon and the store take for
+A daemon of its own with the model serves household prompts, with explaining on and off. The worker says how much
+processor time it spent on each account, for which no request waits; what the metrics and the page cost is the processor time that the daemon and the store take for
 answering them, as a share of the time between two: a scrape each 15 s, an event of the page each 0.4 s at most.
 """
 
@@ -48,7 +48,7 @@ def measure(model: Path, threads: int, requests: int = 12, say: Callable[[str], 
                     rows.append(at_most("explaining turned off, ms a request", seconds / requests * 1e3, 0.0, ""))
                     continue
                 each = seconds / max(1, count) * 1e3
-                note = f"mean of {count}; prompts of {_SIZES[0]} to {_SIZES[-1]:,} tokens"
+                note = f"processor time, mean of {count:.0f}; prompts of {_SIZES[0]} to {_SIZES[-1]:,} tokens"
                 rows.append(at_most("explaining, ms a request", each if count else None, MOST_MS, note))
                 say("metrics and page")
                 rows += [

@@ -42,7 +42,7 @@ class Accountant:
         emit: Callable[[Frame], None],
         stored: Callable[[str, bytes], bytes] = lambda salt, tokens: b"",
         grain: int = 1,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
         trace: Callable[[str, bytes], Traced | None] = lambda salt, tokens: None,
         counters: defaultdict[str, float] | None = None,
     ) -> None:
@@ -50,7 +50,7 @@ class Accountant:
         of the stored prompt that begins as the given ones, in a request's salt; asked where none is remembered.
         `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
         so nothing is said to be evicted. `trace`: what the store knows of why such tokens are not found; None: nothing.
-        `counters` gets: accounts, account_seconds.
+        `counters` gets: accounts, account_seconds (by `clock`: of the thread's processor time).
         """
         self._piece, self._emit, self._stored, self._clock = piece, emit, stored, clock
         self._trace = trace
