@@ -1,8 +1,9 @@
 """What it costs to explain requests and to look at the daemon: `homeprefixd bench explain`.
 
 A daemon of its own with the model serves household prompts, with explaining on and off. The worker says how much
-processor time it spent on each account, for which no request waits; what the metrics and the page cost is the processor time that the daemon and the store take for
-answering them, as a share of the time between two: a scrape each 15 s, an event of the page each 0.4 s at most.
+processor time it spent on each account, for which no request waits. What the metrics and the page cost is the processor
+time that the daemon and the store take for answering them, as a share of the time between two: a scrape each 15 s, an
+event of the page each 0.4 s at most.
 """
 
 from __future__ import annotations
