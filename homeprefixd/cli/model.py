@@ -154,6 +154,10 @@ def show(name: str, url: str | None, as_json: bool, **given: str | None) -> None
     rows += [(key, str(value)) for key, value in one.get("meta", {}).items() if key != "size"]
     if one.get("cache_mode"):
         rows.append(("reuse", one["cache_mode"] + (f": {one['cache_reason']}" if one["cache_reason"] else "")))
+    for adapter in one.get("adapters", []):
+        content = adapter["problem"] or f"sha256 {adapter['sha256'] or 'not known yet'}"
+        usual = ", used where a request names none" if adapter["default"] else ""
+        rows.append((f"adapter {adapter['id']}", f"{adapter['path']} at {adapter['scale']:g}{usual}: {content}"))
     rows += [(f"namespace {key}", text) for key, text in flat(one["namespace"])]
     output.table([Column("what"), Column("value", flexible=True)], rows)
     if not one["namespace"]:

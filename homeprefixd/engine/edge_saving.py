@@ -55,7 +55,7 @@ class EdgeSaver:
         if not pieces:
             return
         began = time.perf_counter()
-        namespace = self._namespaces.opened(sequence.request.salt)
+        namespace = self._namespaces.opened(sequence.request.space)
         if namespace is None or not self._store.connected or began < self._paused_until:
             self._counters["save_skipped"] += 1
             return

@@ -68,8 +68,8 @@ class Restorer:
         self.end(sequence)
         if not sequence.request.cache or sequence.no_lookup or len(sequence.tokens) < 2:
             return
-        salt = sequence.request.salt
-        namespace = self._namespaces.key(salt) if may_wait else self._namespaces.opened(salt)
+        space = sequence.request.space
+        namespace = self._namespaces.key(space) if may_wait else self._namespaces.opened(space)
         if namespace is not None and self._store.connected:
             sequence.lookup_since = time.perf_counter()
             sequence.lookup = self._store.lookup(

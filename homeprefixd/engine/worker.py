@@ -48,11 +48,13 @@ from ..frames import (
     ToWorker,
     UseStore,
 )
+from ..lora import Space
 from ..prefix.blocks import BLOCK_TOKENS, MODEL_NAME
 from .failures import failure_of
 
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
     from .account import Accountant
+    from .adapters import Adapters
     from .bindings import Model
     from .embedding import Embedder
     from .embedding_worker import EmbeddingWorker
@@ -115,6 +117,7 @@ class Worker:
     info: ModelInfo
     emit: Callable[[Frame], None]
     embedder: Embedder
+    adapters: Adapters
 
     def run(self, channel: Channel[ToWorker]) -> None:
         """Serve until `Stop` or the daemon's end. On the calling thread: the engine."""
@@ -126,7 +129,10 @@ class Worker:
             if not self.namespaces.wait(_NAMESPACE_PATIENCE):
                 logger.info("%s is being hashed; until then requests are served without the cache", self.info.path)
             self.info = msgspec.structs.replace(
-                self.info, namespace=self.namespaces.description, mismatch=self.namespaces.mismatch
+                self.info,
+                namespace=self.namespaces.description,
+                mismatch=self.namespaces.mismatch,
+                adapters=list(self.adapters.infos),
             )
         self.emit(Ready(model=self.info))
         done = threading.Event()
@@ -174,7 +180,7 @@ class Worker:
         self.store.attach(sock)
         self.namespaces.reset()
         # Told from a thread of its own: the reader must stay free for a Cancel.
-        threading.Thread(target=self.namespaces.key, args=("",), name="open-namespace", daemon=True).start()
+        threading.Thread(target=self.namespaces.open_usual, name="open-namespace", daemon=True).start()
 
     def _beat(self, done: threading.Event) -> None:
         try:
@@ -190,6 +196,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from ..chat import stable
     from ..chat.prompt import PromptBuilder
     from . import capacity
+    from .adapters import Adapters
     from .bindings import Context, ContextSettings, Model
     from .compiling import Probe
     from .constraint import Constraints
@@ -241,6 +248,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         return EmbeddingWorker(embedder, info, emit)
     batch = max(64, load.batch // 64 * 64)
     score_bytes = 0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch)
+    adapters = Adapters.load(model, load.adapters)
     size = capacity.choose(
         model,
         ctx=load.ctx,
@@ -284,7 +292,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     restorer: Restorer | None = None
     if slicer is not None:
 
-        def description(sha256: str, salt: str) -> dict[str, Any]:
+        def description(sha256: str, salt: str, adapted: dict[str, Any]) -> dict[str, Any]:
             found = describe(
                 model,
                 context,
@@ -293,6 +301,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
                 gpu_layers=gpu_layers,
                 salt=salt,
                 edges=edged.edge.needs if edged is not None else None,
+                adapters=adapted,
             )
             return {**found, **({"devices": names} if names else {}), MODEL_NAME: load.alias}
 
@@ -301,7 +310,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
             path,
             load.salt,
             description,
-            lambda known, mismatch: emit(NamespaceKnown(namespace=known, mismatch=mismatch)),
+            lambda known, mismatch: emit(NamespaceKnown(known, mismatch, list(adapters.infos))),
+            adapters,
         )
         if isinstance(slicer, EdgeSlicer):
             saver = EdgeSaver(store, slicer, model, namespaces, counters)
@@ -314,7 +324,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     emit = emit if accountant is None else accountant.watch
     cell_bytes = float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type))
     places = Places(contexts, load.parallel, cell_bytes=cell_bytes, weight_bytes=model.size)
-    engine = Engine(model, places, settings, emit, counters, saver, restorer)
+    engine = Engine(model, places, settings, emit, counters, saver, restorer, adapters)
     rules = load.stable or NO_RULES
     template = _template(load, model.chat_template)
     prompts = PromptBuilder(template, model.bos_text, model.eos_text, load.template_timeout, now=stable.clock(rules))
@@ -330,6 +340,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         functools.partial(stable.apply, rules, clock_in_template="strftime_now" in template),
         accountant,
         points=edged is not None,
+        adapters=adapters.infos,
     )
     info = _model_info(
         load,
@@ -343,8 +354,9 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         cache_reason=reason,
         exact=load.reuse == "exact",
         least=LEAST,
+        adapters=list(adapters.infos),
     )
-    return Worker(engine, intake, namespaces, store, info, emit, embedder)
+    return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters)
 
 
 def _model_info(load: LoadModel, model: Model, threads: int, **of_serving: Any) -> ModelInfo:
@@ -371,8 +383,8 @@ def _accountant(
 ) -> Accountant:
     from .account import BEYOND, Accountant
 
-    def stored(salt: str, tokens: bytes) -> bytes:
-        namespace = namespaces.opened(salt) if namespaces is not None else None
+    def stored(space: Space, tokens: bytes) -> bytes:
+        namespace = namespaces.opened(space) if namespaces is not None else None
         return b"" if namespace is None else store.neighbour(namespace, tokens, BEYOND, _NEIGHBOUR_PATIENCE)
 
     return Accountant(functools.partial(model.piece, special=True), emit, stored, grain)
