@@ -256,8 +256,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     parallel: int
     threads: int
     has_template: bool
-    cache_mode: Literal["blocks", "blocks with edges", "off"]
-    cache_reason: str  # why it is off; "" otherwise
+    cache_mode: Literal["blocks", "blocks with edges", "whole sequence", "off"]
+    cache_reason: str  # why it is off, or not in blocks; "" otherwise
     namespace: dict[str, Any]  # the description; {} while the file's hash is not known
     exact: bool = False  # only whole blocks of the grid are reused
     least: int = 0  # tokens of a match that is worth anything

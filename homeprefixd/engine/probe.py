@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """`mode` as in `ModelInfo.cache_mode`; `reason` says why it is off."""
+    """`mode` as in `ModelInfo.cache_mode`; `reason` says why it is off, or not in blocks."""
 
-    mode: Literal["blocks", "blocks with edges", "off"]
+    mode: Literal["blocks", "blocks with edges", "whole sequence", "off"]
     reason: str = ""
 
 

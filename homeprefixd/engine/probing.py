@@ -38,8 +38,6 @@ def main() -> int:
     load = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LoadModel)
     from .bindings import Context, ContextSettings, Model
     from .llama_log import LlamaLog
-    from .proving import make_slicer
-    from .slices import SliceError
 
     try:
         model = Model.load(Path(load.path), LlamaLog(), gpu_layers=load.gpu_layers)
@@ -49,16 +47,27 @@ def main() -> int:
         logger.error("%s", error.message)
         return ModelError.exit_code
     print(LOADED, flush=True)
-    made = make_slicer(context, _SCRATCH)
-    if isinstance(made, str):
-        outcome = Outcome("off", made)
-    else:
-        try:
-            outcome = _Trial(context, made).outcome()
-        except SliceError as error:
-            outcome = Outcome("off", f"its state cannot be restored: {error}")
-    print(msgspec.json.encode(outcome).decode(), flush=True)
+    print(msgspec.json.encode(_outcome(context)).decode(), flush=True)
     return 0
+
+
+def _outcome(context: Context) -> Outcome:
+    """In blocks if that works, else as a whole, where `make_slicer` itself has a negative control."""
+    from .proving import make_slicer
+    from .slices import SliceError
+    from .whole import WholeSlicer
+
+    slicer, reason = make_slicer(context, _SCRATCH)
+    if slicer is not None and not isinstance(slicer, WholeSlicer):
+        try:
+            outcome = _Trial(context, slicer).outcome()
+        except SliceError as error:
+            outcome = Outcome("off", f"its state cannot be restored in blocks: {error}")
+        if outcome.mode != "off":
+            return outcome
+        context.clear()
+        slicer, reason = make_slicer(context, _SCRATCH, outcome.reason)
+    return Outcome("off" if slicer is None else "whole sequence", reason)
 
 
 @dataclass(frozen=True)

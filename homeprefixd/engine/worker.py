@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # they load llama.cpp, see `build`
     from .intake import Intake
     from .namespaces import Namespaces
     from .scheduler import Engine
+    from .slices import Slicer
 
 DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
 _HEARTBEAT = 1.0  # seconds
@@ -219,6 +220,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .shaping import Shaper
     from .sharing import LEAST
     from .slices import Slicer
+    from .whole import WholeSlicer
 
     if not 1 <= load.parallel <= _MAX_PARALLEL:
         raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
@@ -258,7 +260,10 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         kv_type=load.kv_type,
         score_bytes=score_bytes,
     )
+    not_blocks = (probed.reason or "the probe said so") if probed and probed.mode == "whole sequence" else ""
     cells = capacity.split(model, size, load.parallel, on_gpu=bool(names), has_scores=score_bytes > 0)
+    if not_blocks:
+        cells = [size.pool]
     contexts = [
         Context(
             model,
@@ -268,13 +273,20 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         for own in cells
     ]
     context = contexts[0]
-    made = probed.reason if probed and probed.mode == "off" else make_slicer(context, scratch=load.parallel)
+    slicer: Slicer | None = None
+    if probed and probed.mode == "off":
+        why = probed.reason
+        warm_up(context)
+    else:
+        slicer, why = make_slicer(context, load.parallel, not_blocks)
+    if isinstance(slicer, EdgeSlicer):  # which is of one context
+        while len(contexts) > 1:
+            contexts.pop().close()
     for other in contexts[1:]:
         warm_up(other)
-    slicer = made if isinstance(made, Slicer) else None
     if slicer is not None and len(contexts) > 1:
         slicer = PlacedSlicer(slicer, contexts, load.parallel)
-    reason = "" if slicer is not None else f"No prefix is reused for this model: {made}."
+    reason = f"No prefix is reused for this model: {why}." if slicer is None else why
     if slicer is not None and load.reuse == "off":
         slicer, reason = None, "`cache.reuse` is off."
     counters: defaultdict[str, float] = defaultdict(float)
@@ -303,7 +315,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
                 edges=edged.edge.needs if edged is not None else None,
                 adapters=adapted,
             )
-            return {**found, **({"devices": names} if names else {}), MODEL_NAME: load.alias}
+            whole = {"state": "whole sequence"} if isinstance(slicer, WholeSlicer) else {}
+            return {**found, **whole, **({"devices": names} if names else {}), MODEL_NAME: load.alias}
 
         namespaces = Namespaces(
             store,
@@ -350,13 +363,23 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         n_pool=places.cells,
         kv_bytes_per_token=cell_bytes,
         has_template=prompts.has_template,
-        cache_mode="off" if slicer is None else "blocks" if edged is None else "blocks with edges",
+        cache_mode=_mode(slicer),
         cache_reason=reason,
         exact=load.reuse == "exact",
         least=LEAST,
         adapters=list(adapters.infos),
     )
     return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters)
+
+
+def _mode(slicer: Slicer | None) -> Literal["blocks", "blocks with edges", "whole sequence", "off"]:
+    from .edges import EdgeSlicer
+    from .whole import WholeSlicer
+
+    if slicer is None:
+        return "off"
+    edged = isinstance(slicer, EdgeSlicer)
+    return "whole sequence" if isinstance(slicer, WholeSlicer) else "blocks with edges" if edged else "blocks"
 
 
 def _model_info(load: LoadModel, model: Model, threads: int, **of_serving: Any) -> ModelInfo:
