@@ -26,12 +26,16 @@ from ..frames import LoadModel
 from ..supervise import Exit, child_environment, module_command
 
 MEMO = "probes.json"
+WHOLE = "--whole"
+"""Argument of the process: the state is not to be cut into blocks."""
+
 LOADED = "loaded"
 """What the process says first, on a line of its own; then its outcome as JSON."""
 
 _HEAD = 8 << 20  # bytes of the file: metadata and names of tensors, after the vocabulary
 _SECONDS = 900.0
 _REMEMBERED = 200
+_WAYS = 2  # another number when outcomes may be others than before
 _WORDS = 40  # last lines
 
 logger = logging.getLogger(__name__)
@@ -73,11 +77,12 @@ def _key(load: LoadModel) -> str:
         digest.update(file.read(_HEAD))
         size = os.fstat(file.fileno()).st_size
     build = version("llama-cpp-python")
-    return f"{digest.hexdigest()} {size} {load.kv_type} {load.flash_attention} {load.gpu_layers} {build}"
+    return f"{digest.hexdigest()} {size} {load.kv_type} {load.flash_attention} {load.gpu_layers} {build} {_WAYS}"
 
 
-def _run(load: LoadModel) -> Outcome | None:
-    command = module_command("homeprefixd.engine.probing")
+def _run(load: LoadModel, whole: bool = False) -> Outcome | None:
+    """`whole`: it died of the state cut into blocks."""
+    command = [*module_command("homeprefixd.engine.probing"), *([WHOLE] if whole else [])]
     try:
         done = subprocess.run(
             command,
@@ -104,7 +109,9 @@ def _run(load: LoadModel) -> Outcome | None:
             code="model_load_failed",
         )
     logger.error("the probe of %s died: %s", load.path, " | ".join(words))
-    return Outcome("off", f"llama.cpp dies of restoring its state ({Exit(done.returncode, words)})")
+    reason = f"llama.cpp dies of restoring its state ({Exit(done.returncode, words)})"
+    found = None if whole else _run(load, whole=True)
+    return Outcome("whole sequence", reason) if found and found.mode == "whole sequence" else Outcome("off", reason)
 
 
 def _remembered(memo: Path) -> dict[str, Outcome]:

@@ -1,6 +1,6 @@
 """Main of the probe process: load a model, take its state apart, put it together again, compare logits.
 
-    python -m homeprefixd.engine.probing < LoadModel as msgpack
+    python -m homeprefixd.engine.probing [--whole] < LoadModel as msgpack
 
 Says `loaded`, then an `Outcome` as JSON, on stdout. Exit codes: 0 with an outcome, 3 the model cannot be loaded. It may
 die of anything (`probe.py`).
@@ -19,7 +19,7 @@ import msgspec
 from ..child import become_child
 from ..errors import ModelError
 from ..frames import LoadModel
-from .probe import LOADED, Outcome
+from .probe import LOADED, WHOLE, Outcome
 
 if TYPE_CHECKING:
     from .bindings import Batch, Context
@@ -47,17 +47,17 @@ def main() -> int:
         logger.error("%s", error.message)
         return ModelError.exit_code
     print(LOADED, flush=True)
-    print(msgspec.json.encode(_outcome(context)).decode(), flush=True)
+    print(msgspec.json.encode(_outcome(context, WHOLE in sys.argv[1:])).decode(), flush=True)
     return 0
 
 
-def _outcome(context: Context) -> Outcome:
-    """In blocks if that works, else as a whole, where `make_slicer` itself has a negative control."""
+def _outcome(context: Context, whole: bool) -> Outcome:
+    """In blocks if that works and not `whole`, else as a whole, where `make_slicer` itself has a negative control."""
     from .proving import make_slicer
     from .slices import SliceError
     from .whole import WholeSlicer
 
-    slicer, reason = make_slicer(context, _SCRATCH)
+    slicer, reason = make_slicer(context, _SCRATCH, "it is not to be cut" if whole else "")
     if slicer is not None and not isinstance(slicer, WholeSlicer):
         try:
             outcome = _Trial(context, slicer).outcome()

@@ -219,7 +219,6 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .scheduler import Engine, EngineSettings
     from .shaping import Shaper
     from .sharing import LEAST
-    from .slices import Slicer
     from .whole import WholeSlicer
 
     if not 1 <= load.parallel <= _MAX_PARALLEL:

@@ -19,18 +19,27 @@ Run = Callable[..., Running]
 
 
 @pytest.mark.parametrize(
-    ("arch", "mode"), [("llama", "blocks"), ("gemma3", "blocks with edges"), ("granitehybrid", "blocks with edges")]
+    ("arch", "mode"),
+    [
+        ("llama", "blocks"),
+        ("gemma3", "blocks with edges"),
+        ("granitehybrid", "blocks with edges"),
+        ("lfm2+window", "whole sequence"),
+        ("deepseek4", "whole sequence"),
+    ],
 )
 def test_the_outcome_is_remembered_by_content(
     small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, mode: str
 ) -> None:
-    assert probe(load_frame(small(arch)), tmp_path) == Outcome(mode)  # type: ignore[arg-type]
+    found = probe(load_frame(small(arch)), tmp_path)
+    assert found is not None
+    assert (found.mode, bool(found.reason)) == (mode, mode == "whole sequence")
     memo = tmp_path / MEMO
     assert stat.S_IMODE(memo.stat().st_mode) == 0o600
     monkeypatch.setattr(probing, "_run", lambda load: pytest.fail("it was probed again"))
     moved = tmp_path / "moved.gguf"
     moved.symlink_to(small(arch))
-    assert probe(load_frame(moved), tmp_path) == Outcome(mode)  # type: ignore[arg-type]
+    assert probe(load_frame(moved), tmp_path) == found
 
 
 def test_a_damaged_memo_is_no_memo(small: Callable[[str], Path], tmp_path: Path) -> None:
@@ -55,6 +64,23 @@ def test_a_probe_that_dies_turns_the_cache_off_and_says_why(
     assert running.ask([100, 101, 102], 4)[1].reason == "length"
     dying(monkeypatch, "exit 9")
     assert probe(load_frame(small("llama")), tmp_path) == Outcome("off", info.cache_reason.partition(": ")[2][:-1])
+
+
+def test_one_that_dies_of_blocks_is_tried_as_a_whole(
+    run: Run, small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = probing.module_command
+    commands = iter([["/bin/sh", "-c", "echo loaded; echo 'GGML_ASSERT(p0 <= 0)' >&2; kill -ABRT $$"]])
+    monkeypatch.setattr(probing, "module_command", lambda module: next(commands, real(module)))
+    running = run(small("llama"), probes=str(tmp_path), pool=8192)
+    info = running.worker.info
+    assert info.cache_mode == "whole sequence"
+    assert "GGML_ASSERT(p0 <= 0)" in info.cache_reason
+    running.known()
+    prompt = list(range(3, 135))
+    assert running.ask(prompt, 2)[1].timings.cache_n == 0
+    assert running.ask([*prompt, 9], 2)[1].timings.cache_n == 131
+    assert not running.engine.counters["restore_errors"]
 
 
 def test_a_probe_that_dies_of_loading_is_the_models_fault(
