@@ -477,6 +477,13 @@ class Release(Frame):
     ticket: int
 
 
+class Taken(Frame):
+    """Of a streamed match (`Plan.streamed`) the first `count` nodes were imported, and need not be kept any more."""
+
+    ticket: int
+    count: int
+
+
 class Reserve(Frame):
     """Room in the arena for blocks about to be exported, in bytes; evicts if need be."""
 
@@ -643,6 +650,7 @@ ToStore = (
     | OpenNamespace
     | Match
     | Release
+    | Taken
     | Reserve
     | Commit
     | Abandon
@@ -704,6 +712,7 @@ class Plan(Frame):
     nodes: list[PlanNode]
     known: int = 0
     warm_rate: float = 0.0  # bytes of state a second that one reader brings from disk, as measured; 0: not known
+    streamed: bool = False  # it is too large to be ready as a whole: more comes as `Taken` tells what was imported
 
 
 class BlockReady(Frame):

@@ -118,6 +118,8 @@ class Restorer:
                 sequence.tiers.clear()
             return True
         finally:
+            if sequence.lookup is not None and sequence.next_node:
+                sequence.lookup.taken(sequence.next_node)
             self._counters["restore_seconds"] += time.perf_counter() - began
 
     def _step(self, sequence: Sequence, began: float, time_box: float) -> bool:

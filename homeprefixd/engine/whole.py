@@ -1,8 +1,8 @@
 """State of models whose memory only allows full copies (`whole sequence`): snapshots instead of spans and edges.
 
-To the store a snapshot is an edge: it belongs to the node where it was taken and is needed only to go on from there. Spans
-are one byte each, so that a prompt's tokens are known as with other models. A snapshot can be taken of a sequence's end
-only, and is put back into a sequence that is empty; `seq_cp` is never called.
+To the store a snapshot is an edge: it belongs to the node where it was taken and is needed only to go on from there.
+Spans are one byte each, so that a prompt's tokens are known as with other models. A snapshot can be taken of a
+sequence's end only, and is put back into a sequence that is empty; `seq_cp` is never called.
 """
 
 from __future__ import annotations

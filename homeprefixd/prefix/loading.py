@@ -28,15 +28,35 @@ class BlockLostError(Exception):
     """A block of a plan cannot be had, nor those after it. The message is the reason."""
 
 
+class NoRoomYetError(BlockLostError):
+    """There will be room when those before it have been taken (`Cache.taken`)."""
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A match whose nodes are kept until it is released. `plan[i].offset` is -1 for those that `Cache.load` brings."""
+    """A match whose nodes are kept until it is released. `plan[i].offset` is -1 for those that `Cache.load` brings.
+
+    One that RAM cannot hold whole is `streamed`: its nodes come in order, at most `window` bytes ahead of those that
+    were taken already, which need not be kept any more.
+    """
 
     plan: list[PlanNode]
     places: list[bytes]  # tree keys
     held: dict[int, HotNode] = field(default_factory=dict)  # by index
     released: bool = False
     known: int = 0  # leading tokens that are known, whether they can be resumed or not
+    window: int = 0  # 0: not streamed
+    coming: set[int] = field(default_factory=set)  # indices that are being loaded
+    progress: int = 0  # nodes that were taken
+
+    @property
+    def streamed(self) -> bool:
+        return self.window > 0
+
+    def must_wait(self, index: int, size: int) -> bool:
+        """Whether node `index` would be too far ahead: others before it are on their way, and fill the window."""
+        before = [self.plan[i].size for i in (*self.held, *self.coming) if i < index]
+        return bool(before) and sum(before) + size > self.window
 
 
 class Loading:
@@ -57,17 +77,23 @@ class Loading:
                 raise BlockLostError("released")
             if index in lease.held:
                 return lease.held[index].offset
+            if lease.streamed and lease.must_wait(index, size):
+                raise NoRoomYetError("those before it are not taken")
             hot = cache.hot.by_key.get(key)
             if hot is not None and hot.size == size:
                 return self._hold(lease, index, hot)
             offset = cache.hot.allocate(size) if self._disk is not None and hot is None else None
             if offset is None:
+                if lease.streamed and any(i < index for i in (*lease.held, *lease.coming)):
+                    raise NoRoomYetError("those before it fill what room there is")
                 cache.counters.no_room += 1
                 cache.counters.lost += 1
                 raise BlockLostError("no room in the hot tier" if hot is None else "replaced")
             cache.loading[key] = size
+            lease.coming.add(index)
             removals = cache.removals
         with self._bring(lease.places[index], key, offset, size, removals, decoder) as (record, reason):
+            lease.coming.discard(index)
             if record is None:
                 cache.counters.lost += 1
                 raise BlockLostError(reason)
