@@ -173,10 +173,15 @@ def flat(namespace: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]
         if isinstance(value, Mapping):
             rows += flat(value, f"{above}{key}.")
         elif isinstance(value, list):
-            rows.append((f"{above}{key}", ", ".join(map(str, value)) or "none"))
+            rows.append((f"{above}{key}", ", ".join(map(_shown, value)) or "none"))
         else:
             rows.append((f"{above}{key}", str(value)))
     return rows
+
+
+def _shown(item: Any) -> str:
+    """Of a list. An adapter is one by its content and scale."""
+    return f"{item['sha256'][:12]} at {item['scale']:g}" if isinstance(item, Mapping) else str(item)
 
 
 @model.command()
