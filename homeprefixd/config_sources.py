@@ -369,11 +369,11 @@ def _lines(text: str) -> dict[str, int]:
     """Line numbers of sections ("server.") and settings ("server.port"). Good enough for messages, no more."""
     found: dict[str, int] = {}
     section = ""
-    tables = 0
+    tables: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\[\s*([\w.-]+)\s*\]\]", line):
-            section = f"{header[1]}[{tables}]."
-            tables += 1
+            section = f"{header[1]}[{tables.get(header[1], 0)}]."
+            tables[header[1]] = tables.get(header[1], 0) + 1
             found.setdefault(section, number)
         elif header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             section = f"{header[1]}."

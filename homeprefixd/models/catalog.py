@@ -62,6 +62,10 @@ class ModelSpec:
         """Its names with an adapter, and that adapter's id."""
         return {name_of(self.alias, adapter): adapter.id for adapter in self.settings.adapters}
 
+    def name_with(self, adapter: str) -> str:
+        """Which of `adapted` has the adapter of this id."""
+        return next(name for name, one in self.adapted.items() if one == adapter)
+
     def adapter(self, name: str) -> str:
         """Id of the adapter that is meant by one of `adapted`, or by MODEL:ID; "" if none is."""
         ids = {f"{self.alias}:{adapter.id}": adapter.id for adapter in self.settings.adapters}

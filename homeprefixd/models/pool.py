@@ -188,7 +188,7 @@ class Pool:
         resident, adapter = self._find(name)
         self._check_open()
         resident.check(RETRY_AFTER)
-        return name if adapter and name else resident.alias
+        return resident.spec.name_with(adapter) if adapter else resident.alias
 
     def generate(self, alias: str, request: Generate) -> Visit:
         """A request; entering it (`async with`) hands it to the worker. Raises UnavailableError, BusyError."""
