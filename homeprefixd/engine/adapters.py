@@ -77,7 +77,9 @@ class Adapters:
             return
         arrays = self._arrays.get(chosen)
         if arrays is None:
-            pointers = (C.llama_adapter_lora_p_ctypes * max(1, len(chosen)))(*(self._pointers[index] for index, _ in chosen))
+            pointers = (C.llama_adapter_lora_p_ctypes * max(1, len(chosen)))(
+                *(self._pointers[index] for index, _ in chosen)
+            )
             scales = (ctypes.c_float * max(1, len(chosen)))(*(scale for _, scale in chosen))
             if len(self._arrays) >= _REMEMBERED:
                 self._arrays.clear()

@@ -242,6 +242,22 @@ def test_a_full_store_gives_nothing_wrong(serve: Serve, arch: str) -> None:
     assert stats["errors"] == 0
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen35"])
+def test_a_prompt_that_ram_cannot_hold_is_restored(serve: Serve, arch: str) -> None:
+    """From a disk that has all of it; the second time its end is in RAM, in the way of its beginning."""
+    sizes = {"hot": 2 * MIB, "ctx": 4096}
+    house = serve(arch, **sizes)
+    base = tokens(47 * 64, 1)
+    for end in range(640, len(base) + 640, 640):  # as much as can wait to be written
+        house.ask([*base[:end], 5])
+        assert house.store.flush() == 0
+    house = serve(arch, **sizes)
+    for seed in (2, 3):
+        _same(house, [*base, *tokens(10, seed)], len(base))
+    assert house.stats()["counters"]["loaded_bytes"] > 3 * MIB
+    assert not house.running.engine.counters["restore_errors"] + house.running.engine.counters["restore_lost"]
+
+
 @pytest.mark.parametrize("arch", ["gemma3", "mamba2", "granitehybrid", "deepseek4"])
 def test_side_by_side_and_set_aside(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
     """Sequence ids are used again, requests are cancelled and make way for others: each has its own state."""
