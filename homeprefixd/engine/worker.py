@@ -212,7 +212,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .llama_log import LlamaLog
     from .namespaces import Namespaces
     from .places import PlacedSlicer, Places
-    from .probe import probe
+    from .probe import probe, probe_adapters
     from .proving import make_slicer, warm_up
     from .restoring import Restorer
     from .saving import Saver
@@ -249,7 +249,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         return EmbeddingWorker(embedder, info, emit)
     batch = max(64, load.batch // 64 * 64)
     score_bytes = 0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch)
-    adapters = Adapters.load(model, load.adapters)
+    tried = probe_adapters(load, Path(load.probes)) if load.probes else load.adapters
+    adapters = Adapters.load(model, tried)
     size = capacity.choose(
         model,
         ctx=load.ctx,

@@ -13,7 +13,9 @@ import pytest
 from homeprefixd.engine import probe as probing
 from homeprefixd.engine.probe import MEMO, Outcome, probe
 from homeprefixd.errors import ModelError
+from homeprefixd.frames import AdapterFile
 from tests.integration.engine.running import Running, load_frame
+from tests.tiny_lora import make_lora
 
 Run = Callable[..., Running]
 
@@ -107,3 +109,30 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     text.write_text("not a model")
     assert probe(load_frame(text), tmp_path) is None
     assert msgspec.json.encode(Outcome("off", "why")) == b'["off","why"]'
+
+
+def test_adapters_are_tried_and_remembered(
+    run: Run, small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that llama.cpp dies of is refused with its last words; those before and after it are used."""
+    model = small("llama")
+    files = [AdapterFile(name, str(make_lora(model, tmp_path / f"{name}.gguf", seed=ord(name))), 1.0) for name in "abc"]
+    (tmp_path / "d.gguf").write_bytes((tmp_path / "a.gguf").read_bytes()[:-50])
+    files += [AdapterFile("d", str(tmp_path / "d.gguf"), 1.0), AdapterFile("e", str(tmp_path / "gone.gguf"), 1.0)]
+    load = load_frame(model, adapters=files)
+    found = probing.probe_adapters(load, tmp_path)
+    assert [file.problem for file in found[:3]] == ["", "", ""]
+    assert "d.gguf cannot be loaded as an adapter" in found[3].problem
+    assert found[4].problem == ""  # loading it says more
+    monkeypatch.setattr(probing, "_process", lambda *_: pytest.fail("they were tried again"))
+    assert probing.probe_adapters(load, tmp_path) == found
+    monkeypatch.undo()
+    (tmp_path / probing.ADAPTERS_MEMO).unlink()
+    real = probing.module_command
+    deadly = "echo loaded; echo '\"\"'; echo 'ggml.c:7: GGML_ASSERT(a->ne[0] > 0) failed' >&2; kill -ABRT $$"
+    commands = iter([["/bin/sh", "-c", deadly]])
+    monkeypatch.setattr(probing, "module_command", lambda module: next(commands, real(module)))
+    running = run(model, probes=str(tmp_path), adapters=files[:3])
+    problems = [adapter.problem for adapter in running.worker.info.adapters]
+    assert (problems[0], problems[2]) == ("", "")
+    assert "GGML_ASSERT(a->ne[0] > 0) failed" in problems[1]

@@ -119,6 +119,6 @@ def test_descriptions_are_those_of_the_worker() -> None:
     assert description_of(info, "") == info.namespace
     assert description_of(info, "", [LoraChoice("b")]) == info.namespace
     assert description_of(info, "", []) == {"arch": "llama", "adapters": []}
+    unread = msgspec.structs.replace(info, adapters=[msgspec.structs.replace(ADAPTERS[0], sha256="")])
     with pytest.raises(UnavailableError, match="still being read"):
-        unread = [msgspec.structs.replace(ADAPTERS[0], sha256="")]
-        description_of(msgspec.structs.replace(info, adapters=unread), "", [LoraChoice("a")])
+        description_of(unread, "", [LoraChoice("a")])
