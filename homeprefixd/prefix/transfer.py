@@ -41,7 +41,7 @@ from .session import Session
 MAGIC = b"homeprefixd prefix 1\n"
 _RECORD = struct.Struct("<IQ")  # length, xxh3_64
 _LONGEST = 1 << 20  # bytes of a record
-_LARGEST = 1 << 30  # bytes of a node's state
+_LARGEST = 1 << 40  # bytes of a node's state
 _FLUSH = 16 << 20  # bytes that are imported before they are written
 
 log = logging.getLogger(__name__)
