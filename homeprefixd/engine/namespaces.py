@@ -45,7 +45,8 @@ class Namespaces:
         self._lock = threading.Lock()
         self._sha256 = ""
         self._adapters = adapters or Adapters()
-        self._usual = Space("", choose(self._adapters.infos, None, damaged=True))
+        self.usual = Space("", choose(self._adapters.infos, None, damaged=True))
+        """What most requests have."""
         self.description: dict[str, Any] = {}  # of a request that asks nothing; empty until the hash is known
         self.mismatch: list[str] = []  # what differs from stored prefixes of the same file, as the store told
         self._keys: dict[Space, bytes] = {}
@@ -80,7 +81,7 @@ class Namespaces:
 
     def open_usual(self) -> None:
         """Tell the store of the namespace that most requests have, so that it is known before the first comes."""
-        self.key(self._usual)
+        self.key(self.usual)
 
     def key(self, space: Space) -> bytes | None:
         """The key for a request; tells the store if need be (at most 0.5 s). None: not known now."""
@@ -121,7 +122,7 @@ class Namespaces:
         except _EndedError:
             return
         self._sha256 = sha256
-        self.description = self._description(self._usual) or self._describe(sha256, self._salt, {})
+        self.description = self._description(self.usual) or self._describe(sha256, self._salt, {})
         self._on_known(self.description, self.mismatch)
         self.open_usual()
         self._learned.set()

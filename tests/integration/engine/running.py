@@ -27,7 +27,6 @@ from homeprefixd.frames import (
     NamespaceKnown,
     Sampling,
 )
-from homeprefixd.lora import Space
 from tests.integration.engine.memory_store import MemoryStore
 
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
@@ -129,7 +128,7 @@ class Running:
         namespaces = self.worker.namespaces
         assert namespaces is not None
         deadline = time.time() + 10
-        while namespaces.opened(Space()) is None:
+        while namespaces.opened(namespaces.usual) is None:
             assert time.time() < deadline
             time.sleep(0.01)
 

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homeprefixd.engine import edge_restoring, edge_saving, restoring
+from homeprefixd.engine import edge_restoring, edge_saving, namespaces, probe, restoring
 from homeprefixd.engine.edges import EdgeSlicer
 from homeprefixd.engine.worker import DEBUG_LOGITS
-from homeprefixd.frames import Delta, Finished, Message
+from homeprefixd.frames import AdapterFile, Delta, Finished, LoraChoice, Message
+from homeprefixd.lora import described
 from homeprefixd.prefix.client import Slot, StoreClient
 from homeprefixd.prefix.thinning import KEPT
 from tests.integration.engine.running import Logits, Running, load_frame
+from tests.tiny_lora import make_lora
 from tests.tiny_model import BYTES_VOCABULARY
 from tests.unit.prefix.prefix_testing import MIB, Store
 
@@ -283,3 +285,54 @@ def test_side_by_side_and_set_aside(serve: Serve, monkeypatch: pytest.MonkeyPatc
         logits.compare(rid, alone)
     assert running.engine.counters["set_aside"] > 0
     assert not running.engine.counters["save_errors"] + running.engine.counters["restore_errors"]
+
+
+def test_one_that_dies_of_blocks_is_kept_as_a_whole(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = probe.module_command
+    commands = iter([["/bin/sh", "-c", "echo loaded; echo 'GGML_ASSERT(p0 <= 0)' >&2; kill -ABRT $$"]])
+    monkeypatch.setattr(probe, "module_command", lambda module: next(commands, real(module)))
+    changes = {"probes": str(tmp_path), "pool": 8192}
+    house = serve("llama", **changes)
+    info = house.running.worker.info
+    assert info.cache_mode == "whole sequence"
+    assert "GGML_ASSERT(p0 <= 0)" in info.cache_reason
+    base = tokens(BASE, 1)
+    assert house.ask([*base, 5]).timings.cache_n == 0
+    _same(house, [*base, *tokens(10, 2)], BASE)
+    house = serve("llama", **changes)
+    _same(house, [*base, *tokens(12, 3)], BASE)
+    house = serve("llama")  # in blocks: another namespace
+    assert house.ask([*base, 5]).timings.cache_n == 0
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "qwen35", "deepseek4"])
+def test_adapters(
+    serve: Serve, small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    """Each reuses what was computed with it, and with one namespace for all the comparison would fail."""
+    files = [make_lora(small(arch), tmp_path / f"{name}.gguf", seed=ord(name)) for name in "ab"]
+    adapters = [AdapterFile(name, str(path), 1.0) for name, path in zip("ab", files, strict=True)]
+    house = serve(arch, adapters=adapters)
+    base = tokens(BASE, 1)
+    choices: list[Any] = [[LoraChoice("a")], [LoraChoice("b")], None]
+
+    def hashes(question: list[int], cached: int) -> list[str]:
+        found = [house.ask(question, lora=choice).timings for choice in choices]
+        assert [timings.cache_n for timings in found] == [cached] * 3
+        return [timings.logits_sha256 for timings in found]
+
+    hashes([*base, 5], 0)
+    for seed in (2, 3):
+        question = [*base, *tokens(10, seed)]
+        cold = [house.ask(question, lora=choice, cache=False).timings.logits_sha256 for choice in choices]
+        assert len(set(cold)) == 3
+        assert hashes(question, BASE) == cold
+        house = serve(arch, adapters=adapters)
+    monkeypatch.setattr(namespaces, "described", lambda adapters, chosen: described(adapters, ()))
+    question = [*base, *tokens(10, 4)]
+    cold = [house.ask(question, lora=choice, cache=False).timings.logits_sha256 for choice in choices]
+    house.ask([*base, 5], lora=choices[0])
+    wrong = house.ask(question, lora=choices[1]).timings
+    assert (wrong.cache_n, wrong.logits_sha256 == cold[1]) == (BASE, False)

@@ -23,7 +23,6 @@ from tests.tiny_lora import make_lora
 Run = Callable[..., Running]
 A, B = [LoraChoice("a")], [LoraChoice("b")]
 PROMPT = [3 + (i * 37 + i * i * 5) % 250 for i in range(193)]  # three blocks, and the token that is always computed
-KINDS = ["llama", "gemma3", "qwen35"]  # full attention, a sliding window, recurrent and full attention
 
 
 @pytest.fixture
@@ -46,16 +45,16 @@ def first(logits: Logits, running: Running, prompt: Any = PROMPT, **changes: Any
     """Logits of the first token of a request."""
     rid = running.start(prompt, 2, **changes)
     end = running.finish(rid)
-    return logits.of[rid][0], end
+    return logits.of.pop(rid)[0], end
 
 
-@pytest.mark.parametrize("arch", KINDS)
 def test_reuse_with_an_adapter_is_bit_identical_and_of_the_same_adapter_only(
-    run: Run, small: Any, files: Any, monkeypatch: pytest.MonkeyPatch, arch: str
+    run: Run, small: Any, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Likewise of models with edges: `test_engine_edges.py`."""
     logits = Logits(monkeypatch)
-    adapters = files(arch)
-    running = run(small(arch), reuse="exact", adapters=adapters, parallel=1, ctx=512)
+    adapters = files("llama")
+    running = run(small("llama"), reuse="exact", adapters=adapters, parallel=1, ctx=512)
     running.known()
     wanted: list[Any] = [A, B, None]
     cold = [first(logits, running, lora=choice) for choice in wanted]
@@ -63,13 +62,15 @@ def test_reuse_with_an_adapter_is_bit_identical_and_of_the_same_adapter_only(
     for one in range(3):
         for other in range(one):
             assert apart(cold[one][0], cold[other][0]) > 0.05, "adapters that change nothing test nothing"
-    plain = run(small(arch), reuse="exact", parallel=1, ctx=512)
+    plain = run(small("llama"), reuse="exact", parallel=1, ctx=512)
     assert np.array_equal(first(logits, plain)[0], cold[2][0])
     for choice, (expected, _) in zip(wanted, cold, strict=True):
         found, end = first(logits, running, lora=choice)
         assert end.timings.cache_n == 192
         assert np.array_equal(found, expected)
-    again = run(small(arch), running.store, reuse="exact", adapters=adapters, parallel=1, ctx=512)  # as after a restart
+    again = run(
+        small("llama"), running.store, reuse="exact", adapters=adapters, parallel=1, ctx=512
+    )  # as after a restart
     again.known()
     for choice, (expected, _) in zip(wanted, cold, strict=True):
         found, end = first(logits, again, lora=choice)
@@ -77,13 +78,12 @@ def test_reuse_with_an_adapter_is_bit_identical_and_of_the_same_adapter_only(
         assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("arch", KINDS)
 def test_state_of_another_adapter_would_be_seen(
-    run: Run, small: Any, files: Any, monkeypatch: pytest.MonkeyPatch, arch: str
+    run: Run, small: Any, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: with one namespace for all adapters, the comparison above fails."""
     logits = Logits(monkeypatch)
-    running = run(small(arch), reuse="exact", adapters=files(arch), parallel=1, ctx=512)
+    running = run(small("llama"), reuse="exact", adapters=files("llama"), parallel=1, ctx=512)
     running.known()
     expected, _ = first(logits, running, lora=B, cache=False)
     monkeypatch.setattr(namespaces, "described", lambda adapters, chosen: lora.described(adapters, ()))
