@@ -53,10 +53,15 @@ class Lease:
     def streamed(self) -> bool:
         return self.window > 0
 
+    def ahead(self, index: int) -> list[int]:
+        """Which nodes will be taken before `index` has to be there: an edge is taken together with its node."""
+        needed = index - 1 if self.plan[index].edge else index
+        return [i for i in (*self.held, *self.coming) if i < needed]
+
     def must_wait(self, index: int, size: int) -> bool:
         """Whether node `index` would be too far ahead: others before it are on their way, and fill the window."""
-        before = [self.plan[i].size for i in (*self.held, *self.coming) if i < index]
-        return bool(before) and sum(before) + size > self.window
+        ahead = self.ahead(index)
+        return bool(ahead) and sum(self.plan[i].size for i in ahead) + size > self.window
 
 
 class Loading:
@@ -82,9 +87,9 @@ class Loading:
             hot = cache.hot.by_key.get(key)
             if hot is not None and hot.size == size:
                 return self._hold(lease, index, hot)
-            offset = cache.hot.allocate(size) if self._disk is not None and hot is None else None
+            offset = self._allocate(lease, size) if self._disk is not None and hot is None else None
             if offset is None:
-                if lease.streamed and any(i < index for i in (*lease.held, *lease.coming)):
+                if lease.streamed and lease.ahead(index):
                     raise NoRoomYetError("those before it fill what room there is")
                 cache.counters.no_room += 1
                 cache.counters.lost += 1
@@ -101,6 +106,23 @@ class Loading:
             if hot is None or lease.released:
                 raise BlockLostError("released" if lease.released else "replaced")
             return self._hold(lease, index, hot)
+
+    def _allocate(self, lease: Lease, size: int) -> int | None:
+        """As `HotTier.allocate`; for a streamed match what was taken of it goes before it would by its place.
+
+        Nodes leave RAM from the ends of paths, and the end of this one is where what comes next belongs.
+        """
+        cache = self._cache
+        offset = cache.hot.allocate(size)
+        taken = lease.progress if lease.streamed else 0
+        while offset is None and taken:
+            taken -= 1
+            hot = cache.hot.by_key.get(lease.plan[taken].key)
+            if hot is not None and hot.warm and not hot.leases and not hot.queued:
+                cache.counters.evicted_hot += 1
+                cache.hot.drop(hot)
+                offset = cache.hot.allocate(size)
+        return offset
 
     def preload(self, node: Placed, decoder: Decoder) -> bool:
         """See `Cache.preload`."""
