@@ -62,6 +62,7 @@ _AUTOMATIC = frozenset(
     {
         "model.ctx",
         "model.pool",
+        "model.parallel",
         "model.threads",
         "model.keep_alive",
         "models.memory",
@@ -78,7 +79,7 @@ MODEL_LIST = "models.list"
 ADAPTERS = "model.adapters"
 """The one setting that is a list of a model: tables, in TOML also where a variable gives it."""
 
-_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template", "adapters")
+_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template", "cache_share", "adapters")
 """Settings of `[model]` that are not those of `[[models.list]]` too, where a table says nothing."""
 _UNITS = {
     unit.lower(): factor
@@ -471,6 +472,8 @@ def _whole(key: Key, value: Any, origin: Origin) -> int:
         return GPU_LAYERS_AUTO
     if isinstance(value, int) and not isinstance(value, bool):
         return value
+    if key.name == "cache_share" and isinstance(value, str) and (found := re.fullmatch(r"\s*(\d{1,3})\s*%\s*", value)):
+        return int(found[1])
     if isinstance(value, str) and origin.kind != "file" and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
         return int(value)
     _refuse(
@@ -591,7 +594,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "server.keep_alive": (_between(0.1, 3600), "0.1 to 3600 seconds"),
     "model.ctx": (lambda value: value == 0 or 64 <= value <= 1 << 26, "at least 64 tokens, or auto (0)"),
     "model.pool": (lambda value: value == 0 or 64 <= value <= 1 << 28, "at least 64 cells, or auto (0)"),
-    "model.parallel": (_between(1, 64), "1 to 64"),
+    "model.parallel": (_between(0, 64), "1 to 64, or auto (0)"),
     "model.threads": (_between(0, 1024), "1 to 1024, or auto (0)"),
     "model.batch": (lambda value: 64 <= value <= 65536 and value % 64 == 0, "a multiple of 64, from 64 to 65536"),
     "model.gpu_layers": (_between(GPU_LAYERS_AUTO, 10000), "0 to 10000, -1 for all, or auto"),
@@ -599,6 +602,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value in (PINNED, 0) or 1 <= value <= 1e9,
         "1 to 1000000000 seconds, -1 to load it at the start and keep it, or auto (0)",
     ),
+    "model.cache_share": (_between(0, 100), "a percentage of cache.warm, 1 to 100, or 0 for no bound"),
     "models.memory": (lambda value: value == 0 or value >= 64 * _MIB, "at least 64MiB, or auto (0)"),
     "model.template_timeout": (_between(0.01, 600), "0.01 to 600 seconds"),
     "model.max_queue": (_between(1, 100_000), "1 to 100000"),

@@ -73,7 +73,7 @@ class LoadModel(Frame):
     ctx: int  # what one request may use
     pool: int  # cells of the context; 0: as much more than ctx as `memory` gives
     memory: int  # bytes that the pool of cells may take at most
-    parallel: int  # sequences that may run at once
+    parallel: int  # sequences that may run at once; 0: what suits the model
     threads: int
     batch: int  # longest prefill call, a multiple of 64
     kv_type: str  # f16, bf16, f32, q8_0, q4_0, ...
@@ -215,6 +215,7 @@ class Embed(Frame):
     rid: str
     inputs: list[str | list[int]]
     dimensions: int = 0  # of each vector; 0: as many as the model has
+    truncate: bool = False  # what is too long loses its end, else it is refused
 
 
 Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate | TokenizeRequest | Embed
@@ -383,6 +384,22 @@ class Timings(msgspec.Struct, frozen=True):
     logits_sha256: str = ""  # of the first token's logits; only where `HOMEPREFIXD_DEBUG_LOGITS=1`
 
 
+class GateDecision(msgspec.Struct, frozen=True):
+    """How much of what the cache knew of a prompt was to be restored, and why. Counts in tokens.
+
+    Seconds are those that were predicted; None while too little is measured. `reason`: a key of `explain.causes.GATE`.
+    """
+
+    known: int
+    restored: int
+    reason: str
+    tiers: dict[str, int] = {}  # of `known`, where it lies
+    load_s: float | None = None  # to restore all that is known
+    compute_s: float | None = None  # to compute it
+    disk_rate: float = 0.0  # bytes a second of one reader, as measured by the store; 0: not known
+    prefill_rate: float = 0.0  # tokens a second of this prompt, as predicted; 0: not known
+
+
 class Finished(Frame):
     """The last frame of a request that went well. `text` is the whole reply where `stream` was False, else ""."""
 
@@ -395,6 +412,7 @@ class Finished(Frame):
     calls: list[CallPiece] = []  # likewise, one piece for each call
     logprobs: list[TokenLogprob] = []  # likewise
     stored: int = -1  # tokens of prompt and reply that the cache holds in whole blocks; -1: not told
+    gate: GateDecision | None = None  # how much of what the cache knew was restored, and why; None: nothing was asked
 
 
 class Heartbeat(Frame):
@@ -515,6 +533,7 @@ class Commit(Frame):
 
     namespace: bytes
     nodes: list[NewNode]
+    owner: str = ""  # name of the API key that they were computed for
 
 
 class Abandon(Frame):
@@ -639,9 +658,14 @@ class Compact(Frame):
 
 
 class UseModels(Frame):
-    """From the daemon: the models that it is configured for, by alias. What is stored of others goes first."""
+    """From the daemon: the models that it is configured for, by alias. What is stored of others goes first.
+
+    Shares are percent of the budget of disk, by alias of a model and by name of an API key.
+    """
 
     models: list[str]
+    shares: dict[str, int] = {}
+    key_shares: dict[str, int] = {}
 
 
 ToStore = (

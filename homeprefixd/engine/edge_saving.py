@@ -19,6 +19,7 @@ from .edges import EdgeSlicer
 from .namespaces import Namespaces
 from .saving import PAUSE, SLOW, preview
 from .sequence import Sequence
+from .sharing import LEAST
 from .slices import SliceError
 from .store import Slot, Store
 
@@ -59,6 +60,8 @@ class EdgeSaver:
         """Export what became whole and, where a point or (`tail`) the sequence ends, what can be gone on from."""
         if not sequence.request.cache or sequence.no_save or sequence.n_past <= sequence.restored:
             return
+        if sequence.n_past < LEAST:
+            return
         pieces = self._pieces(sequence, tail)
         if not pieces:
             return
@@ -73,7 +76,7 @@ class EdgeSaver:
             self._paused_until = time.perf_counter() + PAUSE
         nodes = self._export(sequence, namespace, pieces, slots)
         if nodes:
-            self._store.commit(namespace, nodes)
+            self._store.commit(namespace, nodes, sequence.request.owner)
             edges = sum(node.tokens == EDGE for node in nodes)
             self._counters["save_edges"] += edges
             self._counters["save_tokens"] += sum(len(node.tokens) // 4 for node in nodes) - edges

@@ -109,7 +109,9 @@ class Catalog:
                 same = [spec for spec in specs if alias == spec.alias or alias in spec.adapted]
                 paths = " and ".join(str(spec.path) for spec in same)
                 raise ConfigError(f"two models have the alias {alias!r}: {paths}; give one of them another alias")
-        base = msgspec.structs.replace(model, path="", alias="", keep_alive=0.0, chat_template="", adapters=[])
+        base = msgspec.structs.replace(
+            model, path="", alias="", keep_alive=0.0, chat_template="", cache_share=0, adapters=[]
+        )
         folder = Path(models.dir).expanduser().absolute() if models.dir else None
         if folder is not None and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
             raise ConfigError(f"models.dir is {folder}, which is no folder that can be read", param="models.dir")

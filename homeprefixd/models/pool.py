@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ..config import AT_ONCE
 from ..errors import BusyError, HomeprefixdError, ModelError, NotFoundError, RequestError, UnavailableError
 from ..frames import Conversion, Converted, Embed, Generate, LoadModel, LoraChoice, ModelInfo, TokenizeRequest
 from ..supervise import Backoff
@@ -197,7 +198,7 @@ class Pool:
         resident.check(RETRY_AFTER)
         request = _with_adapter(request, alias, adapter)
         settings = resident.spec.settings
-        if resident.requests >= settings.max_queue + settings.parallel:
+        if resident.requests >= settings.max_queue + (settings.parallel or AT_ONCE):
             raise BusyError(f"{resident.requests} requests are running or waiting already", retry_after=5)
         return Visit(resident, request, self._ready, self._release)
 

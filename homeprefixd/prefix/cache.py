@@ -35,6 +35,7 @@ from .recent import Recent
 from .registry import Registry
 from .resuming import Found, find
 from .session import Session
+from .shares import Account
 from .tree import LockedTable, NodeTable, Placed, Record
 from .usage import Usage
 from .warm_table import WarmTable
@@ -67,6 +68,7 @@ class Counters:
     refused_nodes: int = 0  # committed without a parent or not as they should be
     dropped_nodes: int = 0  # not written: the queue or the budget was full
     spared_nodes: int = 0  # of those: as much was written in a day as may be
+    over_share: int = 0  # of those: their model or API key had its share of the budget
     evicted_hot: int = 0
     evicted_warm: int = 0
     superseded: int = 0
@@ -99,7 +101,7 @@ class Cache:
         daily_writes: int = 0,
         warm_reason: str = "",
         wake: Callable[[], None] = lambda: None,
-        corrupted: Callable[[], None] = lambda: None,
+        corrupted: Callable[[str], None] = lambda _why: None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -290,6 +292,13 @@ class Cache:
         """
         return self._loading.load(lease, index, decoder)
 
+    def read(self, place: bytes, out: memoryview, decoder: Decoder) -> None:
+        """A stored node's state, of its exact size, past RAM: for those who look at each block once.
+
+        Reads from the disk: for a thread of its own. Raises BlockLostError.
+        """
+        self._loading.read(place, out, decoder)
+
     def preload(self, node: Placed, decoder: Decoder) -> bool:
         """Bring a stored node into RAM that nobody has asked for; nothing is evicted. False: there is no more room.
 
@@ -323,9 +332,9 @@ class Cache:
 
     # ---------------------------------------------------------------------------------------------- committing
 
-    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode]) -> None:
+    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
         """Publish slots that `session` reserved and filled; see `Session.commit`."""
-        self._committing.commit(session, namespace, nodes)
+        self._committing.commit(session, namespace, nodes, owner)
 
     def forget_hot(self, hot: HotNode) -> None:
         self.queue.remove(hot)
@@ -372,6 +381,16 @@ class Cache:
         self.daily_writes = daily_writes
         if self._behind is not None:
             self._behind.bound_writes(daily_writes)
+
+    def set_shares(self, models: Mapping[str, int], keys: Mapping[str, int]) -> None:
+        """*Writer.* What models and API keys may take of the budget of disk, in percent."""
+        if self._behind is not None:
+            self._behind.set_shares(models, keys)
+            self.wake()
+
+    def accounts(self) -> list[Account]:
+        """Models and API keys that have a share of the budget of disk."""
+        return self._behind.accounts() if self._behind is not None else []
 
     def left_disk(self, keys: Sequence[bytes], *, drop: bool) -> None:
         """Nodes are not on disk any more. `drop`: nor shall those copies of them stay that are in RAM."""
@@ -451,7 +470,7 @@ class Cache:
     def judge(self, error: Exception) -> None:
         """Say so if an error means that the file is damaged."""
         if is_corruption(error):
-            self._corrupted()
+            self._corrupted(str(error))
 
     def close(self) -> int:
         """*Writer.* Write what waits, until `deadline`, and close the disk; returns the nodes that were not written.

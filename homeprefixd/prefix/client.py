@@ -382,8 +382,11 @@ class StoreClient:
                     slots.append(slot)
         return slots
 
-    def commit(self, namespace: bytes, nodes: Sequence[NewNode]) -> None:
-        """Publish blocks in slots, parents before children. Those in slots of a store that is gone are dropped."""
+    def commit(self, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
+        """Publish blocks in slots, parents before children. Those in slots of a store that is gone are dropped.
+
+        `owner`: name of the API key that they were computed for, "" for none.
+        """
         link = self._link
         if link is None:
             return
@@ -394,7 +397,7 @@ class StoreClient:
                 if offset is not None and link.slots.pop(offset, None) is not None:
                     ours.append(msgspec.structs.replace(node, offset=offset))
         if ours:
-            link.send(frames.Commit(namespace, ours))
+            link.send(frames.Commit(namespace, ours, owner))
 
     def abandon(self, slots: Sequence[Slot]) -> None:
         """Give slots back unused."""

@@ -147,7 +147,10 @@ class Loading:
         Without a record its slot is free again.
         """
         cache = self._cache
-        record, reason = self._read(place, offset, size, decoder)
+        if self._disk is not None and cache.arena.populate(offset, size):
+            record, reason = self._read(place, cache.arena.view(offset, size), decoder)
+        else:
+            record, reason = None, "no memory for it"
         with cache.lock:
             del cache.loading[key]
             cache.loaded.notify_all()
@@ -157,13 +160,19 @@ class Loading:
                 cache.arena.free(offset, size, cache.clock())
             yield record, reason
 
-    def _read(self, place: bytes, offset: int, size: int, decoder: Decoder) -> tuple[Record | None, str]:
-        cache = self._cache
-        if self._disk is None or not cache.arena.populate(offset, size):
-            return None, "no memory for it"
+    def read(self, place: bytes, out: memoryview, decoder: Decoder) -> None:
+        """See `Cache.read`."""
+        record, reason = self._read(place, out, decoder)
+        if record is None:
+            raise BlockLostError(reason)
+
+    def _read(self, place: bytes, out: memoryview, decoder: Decoder) -> tuple[Record | None, str]:
+        cache, size = self._cache, len(out)
+        if self._disk is None:
+            return None, "evicted"
         begin = time.perf_counter()
         try:
-            record = self._disk.load(place, cache.arena.view(offset, size), decoder)
+            record = self._disk.load(place, out, decoder)
         except MissingError:
             return None, "evicted"
         except DamagedError as error:

@@ -109,11 +109,14 @@ def export(
         file.write(MAGIC)
         _put(file, Header(FORMAT_VERSION, dict(cache.namespaces[namespace]), len(steps)))
         decoder, encoder, total = Decoder(), Encoder(1), 0
-        for index, step in enumerate(steps):
-            offset = lease.plan[index].offset
-            if offset < 0:
-                offset = cache.load(lease, index, decoder)
+        buffer = bytearray(max((node.size for node in lease.plan if node.offset < 0), default=0))
+        for planned, step in zip(lease.plan, steps, strict=True):
             record = step.node.record
+            if planned.offset < 0:  # past RAM, where it would take the place of what is in use
+                state = memoryview(buffer)[: record.size]
+                cache.read(step.node.tree_key, state, decoder)
+            else:
+                state = cache.arena.view(planned.offset, record.size)
             _put(
                 file,
                 NodeRecord(
@@ -127,13 +130,11 @@ def export(
                     record.holds_edge,
                 ),
             )
-            state = cache.arena.view(offset, record.size)
             for number in range(piece_count(record.size)):
                 piece = encoder.encode(record.key, number, state[number * PIECE : (number + 1) * PIECE])
                 file.write(struct.pack("<I", len(piece)))
                 file.write(piece)
             total += record.size
-            cache.taken(lease, index + 1)
         _put(file, Header(FORMAT_VERSION, {}, len(steps)))
         file.flush()
         end = max(step.node.end for step in steps if not step.node.is_edge)
@@ -232,6 +233,10 @@ def _check_namespace(cache: Cache, description: Mapping[str, Any]) -> Namespace:
     if cache.usage.is_open(namespace):
         return namespace
     here = cache.usage.descriptions()
+    if not here and not cache.usage.is_configured:  # no daemon runs: what it stored before is what it can use
+        if namespace in cache.namespaces:
+            return namespace
+        here = list(cache.namespaces.values())
     if not here:
         raise UnavailableError("no model is loaded whose prefixes could be imported: try again soon")
     nearest = min((differences(description, other) for other in here), key=len)

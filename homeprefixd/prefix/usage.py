@@ -33,6 +33,11 @@ class Usage:
         """Aliases of the models that may still be loaded."""
         self._models = frozenset(models)
 
+    @property
+    def is_configured(self) -> bool:
+        """Whether a daemon has told its models."""
+        return self._models is not None
+
     def is_open(self, namespace: bytes) -> bool:
         return namespace in self._opened
 

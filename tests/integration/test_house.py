@@ -78,6 +78,10 @@ def test_a_prefix_is_computed_once_and_survives_a_restart(server: Server) -> Non
     new = ask(server.url, body("Which lamps are on?"))
     assert computed(new) == new.usage["prompt_tokens"] - new.timings["cache_n"] < 64
     assert off.text == cold.text == hot.text == warm.text
+    newest, first = server.get("/cache/records")["records"]  # since the restart
+    assert (first["gate"]["known"], first["gate"]["restored"]) == (warm.timings["cache_n"], warm.timings["cache_n"])
+    assert (first["gate"]["tiers"], first["gate"]["reason"]) == (warm.timings["cache_tiers"], "unmeasured")
+    assert newest["gate"]["disk_rate"] > 0
     for answer in (cold, hot, other, warm, new):
         assert answer.usage["prompt_tokens_details"]["cached_tokens"] == answer.timings["cache_n"]
         assert computed(answer) + answer.timings["cache_n"] == answer.usage["prompt_tokens"]
