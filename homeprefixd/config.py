@@ -21,6 +21,10 @@ PINNED = -1.0
 """`model.keep_alive` of a model that is loaded at the start and never unloaded."""
 
 
+AT_ONCE = 8
+"""`model.parallel`, written as `auto`: more than the pool has full contexts for, as most are short."""
+
+
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HTTP."""
 
@@ -43,8 +47,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""  # a GGUF; "": the demo model, where `models` has none
     alias: str = ""  # its name in the API; "": from the file's name
     ctx: int = 0  # tokens that one request may use; 0: from the model and memory
-    pool: int = 0  # cells in all; 0: from parallel, ctx and memory
-    parallel: int = 4  # sequences that may run at once
+    pool: int = 0  # cells in all; 0: from parallel (4 where it is 0), ctx and memory
+    parallel: int = 0  # requests that run at once; 0: AT_ONCE, half of it where each needs memory of its own
     threads: int = 0  # 0: physical cores
     batch: int = 256  # longest prefill call, in tokens, a multiple of 64
     kv_type: str = "f16"

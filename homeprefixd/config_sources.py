@@ -61,6 +61,7 @@ _AUTOMATIC = frozenset(
     {
         "model.ctx",
         "model.pool",
+        "model.parallel",
         "model.threads",
         "model.keep_alive",
         "models.memory",
@@ -578,7 +579,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "server.keep_alive": (_between(0.1, 3600), "0.1 to 3600 seconds"),
     "model.ctx": (lambda value: value == 0 or 64 <= value <= 1 << 26, "at least 64 tokens, or auto (0)"),
     "model.pool": (lambda value: value == 0 or 64 <= value <= 1 << 28, "at least 64 cells, or auto (0)"),
-    "model.parallel": (_between(1, 64), "1 to 64"),
+    "model.parallel": (_between(0, 64), "1 to 64, or auto (0)"),
     "model.threads": (_between(0, 1024), "1 to 1024, or auto (0)"),
     "model.batch": (lambda value: 64 <= value <= 65536 and value % 64 == 0, "a multiple of 64, from 64 to 65536"),
     "model.gpu_layers": (_between(GPU_LAYERS_AUTO, 10000), "0 to 10000, -1 for all, or auto"),

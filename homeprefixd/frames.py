@@ -44,7 +44,7 @@ class LoadModel(Frame):
     ctx: int  # what one request may use
     pool: int  # cells of the context; 0: as much more than ctx as `memory` gives
     memory: int  # bytes that the pool of cells may take at most
-    parallel: int  # sequences that may run at once
+    parallel: int  # sequences that may run at once; 0: what suits the model
     threads: int
     batch: int  # longest prefill call, a multiple of 64
     kv_type: str  # f16, bf16, f32, q8_0, q4_0, ...
@@ -184,6 +184,7 @@ class Embed(Frame):
     rid: str
     inputs: list[str | list[int]]
     dimensions: int = 0  # of each vector; 0: as many as the model has
+    truncate: bool = False  # what is too long loses its end, else it is refused
 
 
 Conversion = Tokenize | Detokenize | ApplyTemplate | DescribeTemplate | TokenizeRequest | Embed

@@ -106,6 +106,21 @@ install() {
     fi
 }
 
+# install_clients: npm's packages that the tests drive the daemon with. Without them those tests are skipped, and say so.
+install_clients() {
+    local npm=$venv/bin/npm
+    [[ -x $npm ]] || npm=$(command -v npm) || {
+        say "note: npm is not installed, so tests with its clients will be skipped"
+        return
+    }
+    say "installing the clients of tests/clients"
+    PATH=$venv/bin:$PATH "$npm" --prefix "$root/tests/clients" ci --ignore-scripts --no-audit --no-fund --loglevel=error \
+        >"$venv/npm.log" 2>&1 </dev/null || {
+        tail -n 5 "$venv/npm.log" >&2
+        say "note: npm could not install the clients, so tests with them will be skipped"
+    }
+}
+
 # prepare [run|dev]: returns at once when .venv is as setup.cfg wants it; two at once take turns.
 prepare() {
     local kind=$1 extra="" stamp wanted lock  # kind dev covers run
@@ -126,6 +141,10 @@ prepare() {
         if [[ $kind == dev ]]; then
             echo "$wanted" >"$venv/.made-for-run"
         fi
+    fi
+    local clients=$root/tests/clients
+    if [[ $kind == dev && ! $clients/node_modules/.package-lock.json -nt $clients/package-lock.json ]]; then
+        install_clients
     fi
     exec {lock}<&-
 }

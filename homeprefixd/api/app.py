@@ -17,11 +17,13 @@ from . import llamacpp as llamacpp_routes
 from . import metrics as metrics_routes
 from . import models as model_routes
 from . import ollama as ollama_routes
+from . import ollama_embed as ollama_embed_routes
 from . import ollama_models as ollama_model_routes
 from . import openai as openai_routes
 from . import openapi as openapi_routes
 from . import record_routes
 from . import responses as responses_routes
+from . import token_counts as token_count_routes
 from . import transfer as transfer_routes
 from . import warming as warming_routes
 from .access import KEYS, Gate
@@ -82,9 +84,11 @@ def create_app(
         model_routes,
         openai_routes,
         responses_routes,
+        token_count_routes,
         embedding_routes,
         anthropic_routes,
         ollama_routes,
+        ollama_embed_routes,
         ollama_model_routes,
         llamacpp_routes,
         admin_routes,

@@ -59,7 +59,7 @@ async def respond_choices(
                 else:
                     await write_event(event, writers[index], events, progress)
         finished = [ends[index] for index in range(len(generations))]
-        await events.send(writers[0].end(_usage(finished, per_prompt) if usage else None))
+        await events.send(writers[0].end(_usage(finished, per_prompt) if usage else None, finished[0].timings))
         await events.end()
 
     return await stream_events(request, writers[0].rid, run, keep_alive)

@@ -12,10 +12,10 @@ from aiohttp import web
 from ..errors import RequestError
 from ..frames import Embed
 from . import fields
+from .content_parts import check_ids
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
-from .llamacpp import check_ids
 from .openai import vocabulary
 
 MAX_INPUTS = 2048
@@ -59,12 +59,15 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]
     return inputs
 
 
-def _shown(vector: bytes, encoded: bool) -> Any:
-    if encoded:
-        return base64.b64encode(vector).decode()
+def floats(vector: bytes) -> list[float]:
+    """The numbers of a vector as the worker sends it."""
     numbers = array("f")
     numbers.frombytes(vector)
     return numbers.tolist()
+
+
+def _shown(vector: bytes, encoded: bool) -> Any:
+    return base64.b64encode(vector).decode() if encoded else floats(vector)
 
 
 async def embeddings(request: web.Request) -> web.Response:

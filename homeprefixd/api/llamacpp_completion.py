@@ -8,18 +8,19 @@ import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Accepted, Delta, Finished, Generate, Progress, Timings, TokenLogprob
+from ..frames import Accepted, Delta, Finished, Generate, Progress, Timings, Tokenize, TokenLogprob
 from . import fields
+from .content_parts import checked_content
 from .errors import encode, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
-from .openai import CommonBody, Prompt, answer, prompts, vocabulary
+from .openai import MAX_CHOICES, CommonBody, answer, prompts, vocabulary
 from .openai_reply import ReplyWriter, finite, timings_object, token_object
 
 _MAX_PROBS = 100
 _MAX_FILES = 1000
 
-_IGNORED = frozenset({"id_slot", "timings_per_token", "response_fields", "samplers", "n_keep", "t_max_predict_ms"})
+_IGNORED = frozenset({"id_slot", "timings_per_token", "samplers", "n_keep", "t_max_predict_ms"})
 
 
 class NativeBody(CommonBody, kw_only=True):
@@ -28,12 +29,16 @@ class NativeBody(CommonBody, kw_only=True):
     n_probs: Number = None
     return_tokens: bool | None = None
     post_sampling_probs: bool | None = None
+    response_fields: list[str] | None = None
+
+
+NativePrompt = str | dict[str, Any] | list[str | int | dict[str, Any] | list[str | int]]
 
 
 class CompletionBody(NativeBody, kw_only=True):
-    """`POST /completion`."""
+    """`POST /completion`. A prompt is a text, token ids, both mixed, or an object with `prompt_string`."""
 
-    prompt: Prompt
+    prompt: NativePrompt
 
 
 class InfillFile(msgspec.Struct):
@@ -48,6 +53,52 @@ class InfillBody(NativeBody, kw_only=True):
     input_suffix: str
     prompt: str = ""
     input_extra: list[InfillFile] | None = None
+
+
+def native_prompts(given: NativePrompt) -> list[str | list[str | int]]:
+    """What `prompt` holds, one by one. Raises RequestError."""
+    if not isinstance(given, list) or any(isinstance(item, int) for item in given):
+        return [_one(given)]
+    if len(given) > MAX_CHOICES:
+        raise RequestError(f"`prompt` holds at most {MAX_CHOICES} prompts.", param="prompt", code="out_of_range")
+    return [_one(item) for item in given or [[]]]
+
+
+def _one(given: Any) -> str | list[str | int]:
+    if isinstance(given, dict):
+        if given.get("multimodal_data"):
+            raise RequestError(
+                "`multimodal_data` is not supported here: send text.", param="prompt", code="unsupported_value"
+            )
+        given = given.get("prompt_string")
+    if isinstance(given, list) and all(isinstance(item, str | int) for item in given):
+        prompt: str | list[str | int] = given
+    elif isinstance(given, str):
+        prompt = given
+    else:
+        raise RequestError(
+            "`prompt` must hold texts, token ids, lists of these, or objects with `prompt_string`.",
+            param="prompt",
+            code="wrong_type",
+        )
+    if not prompt:
+        raise RequestError("`prompt` must not be empty.", param="prompt", code="out_of_range")
+    return prompt
+
+
+async def _taken(request: web.Request, alias: str, given: NativePrompt) -> list[str | list[int]]:
+    """The prompts as the worker takes them: texts beside token ids become tokens. Raises RequestError."""
+    n_vocab = vocabulary(request, alias)
+    taken: list[str | list[int]] = []
+    for prompt in native_prompts(given):
+        if isinstance(prompt, list) and any(isinstance(item, str) for item in prompt):
+            ask = Tokenize(
+                f"ask-{request.app[IDENTITY].token()}", checked_content(prompt, n_vocab, "prompt"), True, True, False
+            )
+            taken.append((await request.app[BACKEND].convert(alias, ask)).tokens)
+        else:
+            taken += prompts(prompt, n_vocab)  # type: ignore[arg-type]  # no mixture any more
+    return taken
 
 
 def _generate(body: NativeBody, rid: str, prompt: str | list[int], n_vocab: int | None, **more: Any) -> Generate:
@@ -87,6 +138,7 @@ class NativeWriter(ReplyWriter):
         self._generate, self._several = generate, several
         self._probs = (body.n_probs or 0) > 0
         self._tokens = bool(body.return_tokens)
+        self._fields = body.response_fields or []
         self._prompt_n = 0
         self._head_bytes = b'data: {"index":%d,"content":' % index
 
@@ -131,6 +183,11 @@ class NativeWriter(ReplyWriter):
         }
 
     def _end(self, finished: Finished) -> dict[str, Any]:
+        """All of it, or what `response_fields` names: `generation_settings/seed` is a field of a field."""
+        whole = self._everything(finished)
+        return {name: found[0] for name in self._fields if (found := _nested(whole, name))} if self._fields else whole
+
+    def _everything(self, finished: Finished) -> dict[str, Any]:
         timings = finished.timings
         stop = "word" if finished.stop is not None else "eos" if finished.reason == "stop" else "limit"
         sampling = {name: value for name, value in _settings(self._generate).items() if name != "logit_bias"}
@@ -157,7 +214,7 @@ class NativeWriter(ReplyWriter):
     def final(self, finished: Finished) -> bytes:
         return self._event(self._end(finished))
 
-    def end(self, usage: dict[str, Any] | None) -> bytes:
+    def end(self, usage: dict[str, Any] | None, timings: Timings) -> bytes:
         return b""
 
     def whole_choice(self, finished: Finished) -> dict[str, Any]:
@@ -165,6 +222,15 @@ class NativeWriter(ReplyWriter):
 
     def whole_reply(self, choices: list[dict[str, Any]], usage: dict[str, Any], timings: Timings) -> Any:
         return choices if self._several else choices[0]
+
+
+def _nested(value: Any, path: str) -> tuple[Any, ...]:
+    """What is at a path, as the one item; nothing where nothing is."""
+    for name in path.split("/"):
+        if not isinstance(value, dict) or name not in value:
+            return ()
+        value = value[name]
+    return (value,)
 
 
 def _settings(generate: Generate) -> dict[str, Any]:
@@ -197,7 +263,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
     body = fields.decode(await read_body(request), CompletionBody, _IGNORED)
     alias = request.app[BACKEND].resolve(body.model)
     n_vocab, rid = vocabulary(request, alias), _new_id(request)
-    generates = [_generate(body, rid, prompt, n_vocab) for prompt in prompts(body.prompt, n_vocab)]
+    generates = [_generate(body, rid, prompt, n_vocab) for prompt in await _taken(request, alias, body.prompt)]
     return await _respond(request, body, alias, generates)
 
 

@@ -65,6 +65,8 @@ WORKER: tuple[Figure, ...] = (
     Figure("prefill_seconds_total", "counters.prefill_seconds", "Time spent computing prompts."),
     Figure("decode_tokens_total", "counters.decode_tokens", "Tokens generated."),
     Figure("decode_seconds_total", "counters.decode_seconds", "Time spent generating tokens."),
+    Figure("decode_steps_seconds_total", "counters.decode_step_seconds", "Time of the engine's steps that generated."),
+    Figure("decode_native_seconds_total", "counters.decode_native_seconds", "Of those steps: time within llama.cpp."),
     Figure("restored_tokens_total", "counters.restore_tokens", "Tokens whose KV state was restored from the cache."),
     Figure("restore_seconds_total", "counters.restore_seconds", "Time spent restoring KV state."),
     Figure("gate_computed_tokens_total", "counters.gate_computed", "Tokens computed though stored: that was faster."),

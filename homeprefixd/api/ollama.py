@@ -6,7 +6,6 @@ whatever is asked for.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from .conversation import unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
+from .ollama_fields import keep_alive_seconds
 from .ollama_models import resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
@@ -26,10 +26,6 @@ from .replies import respond
 from .sse import LineStream
 from .standing import with_standing
 
-_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)")
-_DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-MAX_KEEP_ALIVE = 1e9  # s
 _ROLES = ("system", "user", "assistant", "tool")
 _LEVELS = ("low", "medium", "high", "max")
 
@@ -41,8 +37,6 @@ ABSENT = {
     "/api/create": f"Models cannot be created here: {_BY_HAND}",
     "/api/copy": "Models cannot be copied here.",
     "/api/delete": "Models cannot be deleted here: remove the file on the server's disk.",
-    "/api/embed": "Embeddings are at /v1/embeddings.",
-    "/api/embeddings": "Embeddings are at /v1/embeddings.",
 }
 """Ollama's routes that are not done here -> what is answered."""
 
@@ -121,26 +115,33 @@ class CommonBody(msgspec.Struct, kw_only=True):
         return {"enable_thinking": True, "reasoning_effort": self.think}
 
     def seconds(self) -> float | None:
-        """`keep_alive`: how long the model stays loaded unused, negative for ever, 0 not at all; None: as is usual.
+        """See `keep_alive_seconds`."""
+        return keep_alive_seconds(self.keep_alive)
 
-        Raises RequestError if it is no time.
-        """
-        given = self.keep_alive
-        if given is None:
-            return None
-        if isinstance(given, str):
-            text = given.strip()
-            if re.fullmatch(r"[+-]?\d{1,9}", text):
-                given = int(text)
-            elif _DURATION.fullmatch(text):
-                total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-                given = -total if text.startswith("-") else total
-            else:
-                raise RequestError(
-                    f"`keep_alive` must be a number of seconds or a time such as '5m', not {given[:40]!r}.",
-                    param="keep_alive",
-                )
-        return -1.0 if given < 0 else min(float(given), MAX_KEEP_ALIVE)
+    def request(
+        self,
+        rid: str,
+        n_vocab: int | None,
+        *,
+        messages: list[Message] | None = None,
+        prompt: str | None = None,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> Generate:
+        """What the worker takes, checked; one of `messages` and `prompt` is given. Raises RequestError."""
+        generate = Generate(
+            rid=rid,
+            messages=messages,
+            prompt=prompt,
+            tools=tools,
+            template_kwargs=self.template_kwargs(),
+            max_tokens=self.limit(),
+            stop=self.stops(),
+            sampling=self.sampling(n_vocab),
+            stream=self.stream is not False,
+            constraint=self.constraint(),
+        )
+        conversation.check_call(generate)
+        return generate
 
     def check_unsupported(self) -> None:
         if self.logprobs:
@@ -236,20 +237,8 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     body.check_unsupported()
     ids = _CallIds()
-    generate = Generate(
-        rid=rid,
-        messages=[_message(index, message, ids) for index, message in enumerate(body.messages or [])],
-        prompt=None,
-        tools=_tools(body.tools),
-        template_kwargs=body.template_kwargs(),
-        max_tokens=body.limit(),
-        stop=body.stops(),
-        sampling=body.sampling(n_vocab),
-        stream=body.stream is not False,
-        constraint=body.constraint(),
-    )
-    conversation.check_call(generate)
-    return generate
+    messages = [_message(index, message, ids) for index, message in enumerate(body.messages or [])]
+    return body.request(rid, n_vocab, messages=messages, tools=_tools(body.tools))
 
 
 def generate_request(body: GenerateBody, rid: str, n_vocab: int | None) -> Generate:
@@ -264,21 +253,10 @@ def generate_request(body: GenerateBody, rid: str, n_vocab: int | None) -> Gener
         if getattr(body, name):
             raise unsupported(name, why)
     prompt = body.prompt or ""
-    messages = [Message("system", body.system)] if body.system else []
-    generate = Generate(
-        rid=rid,
-        messages=None if body.raw else [*messages, Message("user", prompt)],
-        prompt=prompt if body.raw else None,
-        tools=None,
-        template_kwargs=body.template_kwargs(),
-        max_tokens=body.limit(),
-        stop=body.stops(),
-        sampling=body.sampling(n_vocab),
-        stream=body.stream is not False,
-        constraint=body.constraint(),
-    )
-    conversation.check_call(generate)
-    return generate
+    if body.raw:
+        return body.request(rid, n_vocab, prompt=prompt)
+    system = [Message("system", body.system)] if body.system else []
+    return body.request(rid, n_vocab, messages=[*system, Message("user", prompt)])
 
 
 # ---------------------------------------------------------------------------------------------------- routes

@@ -178,6 +178,8 @@ class ChatBody(CommonBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Number = None
 
@@ -307,6 +309,9 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     fields.check_plain("chat_template_kwargs", kwargs)
     if body.reasoning_effort:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if (value := getattr(body, name)) is not None:
+            kwargs[name] = value
     return Generate(
         rid=rid,
         messages=[_message(index, message) for index, message in enumerate(body.messages)],

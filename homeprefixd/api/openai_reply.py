@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from .. import __version__
 from ..errors import HomeprefixdError
 from ..frames import Accepted, CallPiece, Delta, Finished, Progress, Timings, TokenLogprob
 from ..models.backend import Event, Generation
@@ -18,6 +19,9 @@ from .sse import DONE, EventStream
 logger = logging.getLogger(__name__)
 
 _text = msgspec.json.Encoder()  # stateless
+
+FINGERPRINT = f"b{__version__}-homeprefixd"
+"""`system_fingerprint`: the build, in the form of llama-server's."""
 
 
 def usage_object(timings: Timings) -> dict[str, Any]:
@@ -83,7 +87,13 @@ class ReplyWriter:
         self._suffix = self.after_text.replace(b"@", number) + b"}\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.rid, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.rid,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        }
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """Any chunk, as an event."""
@@ -133,13 +143,16 @@ class ReplyWriter:
         """The chunk with the reason, which is the last of this choice."""
         return self.chunk([self.empty_choice(finish_reason(finished))], timings=timings_object(finished.timings))
 
-    def end(self, usage: dict[str, Any] | None) -> bytes:
+    def end(self, usage: dict[str, Any] | None, timings: Timings) -> bytes:
         """What ends the stream: the chunk with the usage where it was asked for, and the mark of the end."""
-        return (self.chunk([], usage=usage) if usage is not None else b"") + DONE
+        if usage is None:
+            return DONE
+        return self.chunk([], usage=usage, timings=timings_object(timings)) + DONE
 
     def last(self, finished: Finished, usage: bool) -> bytes:
         """All that comes after the text of a reply with one choice."""
-        return self.final(finished) + self.end(usage_object(finished.timings) if usage else None)
+        told = usage_object(finished.timings) if usage else None
+        return self.final(finished) + self.end(told, finished.timings)
 
     def whole_choice(self, finished: Finished) -> dict[str, Any]:
         """The choice of a reply that is not streamed."""

@@ -21,6 +21,7 @@ from . import (
     llamacpp_completion,
     models,
     ollama,
+    ollama_embed,
     ollama_models,
     openai,
     responses,
@@ -42,7 +43,7 @@ class Operation(msgspec.Struct, frozen=True):
     method: str
     path: str
     summary: str
-    body: type[msgspec.Struct] | None = None
+    body: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None = None  # several: any of them
     reply: type[msgspec.Struct] | None = None  # None: any JSON, or not JSON
     stream: str = ""  # media type of a reply that comes in pieces, "" where there is none
     media: str = JSON
@@ -61,6 +62,13 @@ class Operation(msgspec.Struct, frozen=True):
         return "OpenAI and llama.cpp"
 
     @property
+    def bodies(self) -> tuple[type[msgspec.Struct], ...]:
+        """What may be sent."""
+        if self.body is None:
+            return ()
+        return self.body if isinstance(self.body, tuple) else (self.body,)
+
+    @property
     def error(self) -> type[msgspec.Struct]:
         """How its errors look."""
         forms: dict[str, type[msgspec.Struct]] = {"Ollama": shape.OllamaError, "Anthropic": shape.AnthropicError}
@@ -72,6 +80,10 @@ def _both(operation: Operation) -> tuple[Operation, Operation]:
     return operation, msgspec.structs.replace(operation, path=f"/v1{operation.path}")
 
 
+_COUNT = "How long a prompt is"
+_PROMPTS = (openai.ChatBody, openai.CompletionBody)
+"""Bodies of which only the prompt counts."""
+
 OPERATIONS: Sequence[Operation] = (
     Operation("GET", "/", "What this is; plain text unless JSON or HTML is asked for", media=PLAIN, key=False),
     Operation("GET", "/openapi.json", "This description", key=False),
@@ -81,6 +93,8 @@ OPERATIONS: Sequence[Operation] = (
     *_both(Operation("POST", "/chat/completions", "Chat", openai.ChatBody, shape.ChatCompletion, EVENTS)),
     Operation("POST", "/v1/completions", "Text", openai.CompletionBody, shape.TextCompletion, EVENTS),
     Operation("POST", "/v1/responses", "Chat, item by item", responses.ResponsesBody, shape.Response, EVENTS),
+    *_both(Operation("POST", "/chat/completions/input_tokens", _COUNT, openai.ChatBody, shape.PromptTokens)),
+    Operation("POST", "/v1/responses/input_tokens", _COUNT, responses.ResponsesBody, shape.PromptTokens),
     Operation("GET", "/v1/responses/{id}", "Always 404: nothing is stored", reply=shape.Response),
     Operation("DELETE", "/v1/responses/{id}", "Always 404: nothing is stored"),
     *_both(Operation("POST", "/embeddings", "Texts to vectors", embeddings.EmbeddingsBody)),
@@ -96,13 +110,15 @@ OPERATIONS: Sequence[Operation] = (
     *_both(Operation("GET", "/props", "What clients adapt to", query=("model",))),
     *_both(Operation("GET", "/slots", "Places for running requests", query=("model", "fail_on_no_slot"))),
     Operation("POST", "/v1/messages", "A message", anthropic.MessagesBody, shape.AnthropicMessage, EVENTS),
-    Operation("POST", "/v1/messages/count_tokens", "How long a prompt is", anthropic.PromptBody, shape.TokenCount),
+    Operation("POST", "/v1/messages/count_tokens", _COUNT, anthropic.PromptBody, shape.TokenCount),
     Operation("POST", "/api/chat", "Chat", ollama.ChatBody, shape.OllamaChat, LINES),
     Operation("POST", "/api/generate", "Text", ollama.GenerateBody, shape.OllamaText, LINES),
     Operation("GET", "/api/version", "The version of Ollama's API", reply=shape.OllamaVersion, key=False),
     Operation("GET", "/api/tags", "The models", reply=shape.OllamaModels),
     Operation("GET", "/api/ps", "The models in memory", reply=shape.OllamaModels),
     Operation("POST", "/api/show", "About a model", ollama_models.ShowBody, shape.OllamaShown),
+    Operation("POST", "/api/embed", "Texts to vectors", ollama_embed.EmbedBody, shape.OllamaEmbedded),
+    Operation("POST", "/api/embeddings", "A text to a vector", ollama_embed.EmbeddingsBody, shape.OllamaEmbedding),
     *(
         Operation("DELETE" if path == "/api/delete" else "POST", path, f"Always 400: {why}")
         for path, why in ollama.ABSENT.items()
@@ -112,11 +128,13 @@ OPERATIONS: Sequence[Operation] = (
     Operation("POST", "/cache/purge", "Remove from every tier", admin.PurgeBody, shape.Purged),
     Operation("POST", "/cache/verify", "Read and check all that is stored", admin.VerifyBody, shape.Verified),
     Operation("POST", "/cache/compact", "Give the disk back what the store's file does not need"),
-    Operation("POST", "/cache/warm", "Compute a prompt now", openai.ChatBody),
-    Operation("POST", "/cache/match", "How much of a prompt is known", openai.ChatBody),
-    Operation("POST", "/cache/pin", "Keep a prefix", warming.PinBody),
-    Operation("POST", "/cache/unpin", "Let a prefix be evicted again", warming.PinBody),
-    Operation("POST", "/cache/export", "A prefix as a file", warming.PinBody, media="application/octet-stream"),
+    Operation("POST", "/cache/warm", "Compute a prompt now", _PROMPTS),
+    Operation("POST", "/cache/match", "How much of a prompt is known", _PROMPTS),
+    Operation("POST", "/cache/pin", "Keep a prefix", (warming.PinBody, *_PROMPTS)),
+    Operation("POST", "/cache/unpin", "Let a prefix be evicted again", (warming.PinBody, *_PROMPTS)),
+    Operation(
+        "POST", "/cache/export", "A prefix as a file", (warming.PinBody, *_PROMPTS), media="application/octet-stream"
+    ),
     Operation("POST", "/cache/import", "Take in such a file"),
     Operation("GET", "/cache/records", "The last requests"),
     Operation("GET", "/cache/overview", "What the page shows"),
@@ -132,7 +150,7 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
     """The description, as plain objects."""
     types: dict[type, None] = {}
     for operation in operations:
-        for kind in (operation.body, operation.reply, operation.error):
+        for kind in (*operation.bodies, operation.reply, operation.error):
             if kind is not None:
                 types[kind] = None
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -181,8 +199,10 @@ def _operation(operation: Operation, known: dict[type, dict[str, Any]]) -> dict[
     ] + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in operation.query]
     if parameters:
         described["parameters"] = parameters
-    if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": {JSON: {"schema": known[operation.body]}}}
+    if operation.bodies:
+        wanted = [known[body] for body in operation.bodies]
+        schema = wanted[0] if len(wanted) == 1 else {"anyOf": wanted}
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     if not operation.key:
         described["security"] = []
     return described

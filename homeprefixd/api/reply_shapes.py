@@ -99,6 +99,11 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
+class PromptTokens(msgspec.Struct):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class OllamaChat(msgspec.Struct):
     model: str
     created_at: str
@@ -113,6 +118,18 @@ class OllamaText(msgspec.Struct):
     response: str
     done: bool
     done_reason: str | None = None
+
+
+class OllamaEmbedded(msgspec.Struct):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(msgspec.Struct):
+    embedding: list[float]
 
 
 class OllamaVersion(msgspec.Struct):

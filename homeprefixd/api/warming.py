@@ -175,8 +175,8 @@ async def match(request: web.Request) -> web.Response:
     info, description, tokens = await prompt_of(request, alias, asked)
     if len(tokens) >= info.n_ctx:
         raise ContextOverflowError(
-            f"The prompt has {len(tokens)} tokens and the context holds {info.n_ctx}, reply included: no such request"
-            " would be answered.",
+            f"The prompt has {len(tokens)} tokens, which exceeds the available context size of {info.n_ctx} (reply"
+            " included): no such request would be answered.",
             n_prompt_tokens=len(tokens),
             n_ctx=info.n_ctx,
         )

@@ -152,8 +152,10 @@ class Target:
         if self.kind == PEER or not self.base:
             return None
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
-            with opener.open(f"{self.base.removesuffix('/v1')}/cache/stats", timeout=_STATS_TIMEOUT) as reply:
+            asked = urllib.request.Request(f"{self.base.removesuffix('/v1')}/cache/stats", headers=headers)
+            with opener.open(asked, timeout=_STATS_TIMEOUT) as reply:
                 document = json.load(reply)
         except (OSError, ValueError):
             return None
@@ -180,16 +182,20 @@ class Workplace:
             target.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def ours(self, model: str, *, ctx: int, threads: int, parallel: int, flags: Sequence[str] = ()) -> Target:
-        """This daemon, with a new cache directory for each fresh start. Settings of this user do not count."""
+    def ours(self, model: str, *, ctx: int, threads: int, parallel: int = 0, flags: Sequence[str] = ()) -> Target:
+        """This daemon, with a new cache directory for each fresh start. Settings of this user do not count.
+
+        `parallel` 0: as it chooses itself.
+        """
         nothing = self._directory / "config.toml"
         nothing.touch()
         common = ["--config", str(nothing), "--model", model, "--ctx", str(ctx), "--threads", str(threads)]
+        common += ["--parallel", str(parallel)] if parallel else []
 
         def make(number: int) -> Server:
             previous = self._directory / f"cache-{number - 1}"
             shutil.rmtree(previous, ignore_errors=True)
-            server = homeprefixd(self._directory / f"cache-{number}", *common, "--parallel", str(parallel), *flags)
+            server = homeprefixd(self._directory / f"cache-{number}", *common, *flags)
             server.env = {name: value for name, value in server.env.items() if not name.startswith("HOMEPREFIXD_")}
             return server
 

@@ -17,6 +17,7 @@ from .prompt import PromptBuilder
 _LAST = 3  # messages at whose ends boundaries are looked for
 _SECONDS = 0.2  # after which no further one is looked for
 _LEADING = frozenset({"system", "developer"})
+_AS_IT_IS = {"add_generation_prompt": False, "continue_final_message": False}
 _OTHERS = ("§", "¤")  # beginnings of messages; nobody's begins with both
 
 
@@ -43,7 +44,7 @@ def boundaries(
         if time.monotonic() > until:
             return ""
         try:
-            return prompts.render(some, tools, {**kwargs, "add_generation_prompt": False})
+            return prompts.render(some, tools, {**kwargs, **_AS_IT_IS})
         except HomeprefixdError:
             return ""
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..errors import RequestError
 from ..frames import Constraint
-from .layout import DEEPSEEK, Layout
+from .braces import BraceRules, shared_rules
+from .layout import DEEPSEEK, GEMMA_QUOTES, Layout
 
 Mark = Callable[[str], str]
 """A marker -> the grammar's expression for it."""
@@ -24,6 +25,8 @@ JSON_SPACE: dict[str, Any] = {"whitespace_pattern": "\\n[ \\t]{0,16}|[ ]{1,2}"}
 """Options of JSON grammars: white space without a bound is what small models fill a context with."""
 
 _ANYTHING = "/(?s:.*)/"
+_NAMES_NOTHING = frozenset({"type", "properties", "required", "title", "description", "$schema"})
+"""Keys of a schema that say of no member, by themselves, what it is."""
 
 
 def text(value: str) -> str:
@@ -83,18 +86,30 @@ def calls_grammar(layout: Layout, functions: dict[str, dict[str, Any]], single: 
 def _calls_rules(layout: Layout, functions: dict[str, dict[str, Any]], single: bool, mark: Mark) -> list[str]:
     """Rules of which `calls` stands for calls of `functions`."""
     rules = _CallRules(layout, mark)
-    lines = []
+    quote = GEMMA_QUOTES.get(layout.calls)
+    lines = [] if quote is None else shared_rules(mark(quote))
     for index, (name, function) in enumerate(functions.items()):
         schema = function.get("parameters")
-        if not isinstance(schema, dict | bool) or not schema:
+        if not isinstance(schema, dict | bool) or _has_no_parameters(schema):
             schema = {"type": "object", "properties": {}, "additionalProperties": False}
         lines.append(f"call{index}: {rules.call(name, f'arguments{index}')}")
+        if quote is not None:
+            braces = BraceRules(f"arguments{index}", mark(quote), schema, strict=bool(function.get("strict")))
+            lines += [f"arguments{index}: {braces.start}", *braces.lines]
+            continue
         lines.append(f"arguments{index}: {json_rule(schema, lenient=not function.get('strict'))}")
     lines.append("call: " + " | ".join(f"call{index}" for index in range(len(functions))))
     most = 1 if single or layout.calls == "harmony" else MAX_CALLS
     more = f"({rules.between} call){{0,{most - 1}}}" if most > 1 else ""
     lines.append(f"calls: {rules.before} call {more} {rules.after}")
     return lines
+
+
+def _has_no_parameters(schema: dict[str, Any] | bool) -> bool:
+    """Does it name none? Then none are meant, though JSON Schema would allow any."""
+    if not isinstance(schema, dict):
+        return not schema
+    return not schema.get("properties") and schema.keys() <= _NAMES_NOTHING and schema.get("type", "object") == "object"
 
 
 class _CallRules:
@@ -108,7 +123,7 @@ class _CallRules:
             self.between = text("; ")
         elif self._kind == "mistral":
             self.before, self.between, self.after = f'{mark("[TOOL_CALLS]")} "["', '", "', '"]"'
-        elif self._kind == "mistral_args":
+        elif self._kind == "mistral_args" or self._kind in GEMMA_QUOTES:
             self.between = ""
         elif self._kind.startswith("deepseek"):
             self.before, self.after = mark(DEEPSEEK[0]), mark(DEEPSEEK[4])
@@ -120,6 +135,9 @@ class _CallRules:
         if self._kind == "hermes":
             begin = text('\n{"name": ' + text(name) + ', "arguments": ')
             return f'{mark("<tool_call>")} {begin} {arguments} "}}\\n" {mark("</tool_call>")}'
+        if self._kind in GEMMA_QUOTES:
+            opening, closing, *_ = Layout(self._kind).markers
+            return f"{mark(opening)} {text(f'call:{name}')} {arguments} {mark(closing)}"
         if self._kind == "mistral_args":
             return f"{mark('[TOOL_CALLS]')} {text(name)} {mark('[ARGS]')} {arguments}"
         if self._kind == "deepseek":
@@ -156,7 +174,13 @@ def start_rules(layout: Layout | None, opened: bool, mark: Mark, *, calls: bool 
     else:
         inner = [f"thoughts[suffix={text(closing)}]: {_ANYTHING}"]
     rest = f"thoughts {gap} answer"
-    return [f"start: {rest}" if opened else f"start: answer | {mark(opening)} {rest}", *inner]
+    return [f"start: {rest}" if opened else f"start: answer | {_opening(opening, mark)} {rest}", *inner]
+
+
+def _opening(tag: str, mark: Mark) -> str:
+    """The tag before thoughts; of some only the beginning is a token."""
+    token, space, rest = tag.partition(">")
+    return f"{mark(token + space)} {text(rest)}" if rest else mark(tag)
 
 
 def answer_grammar(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Calls = Literal[
-    "hermes",  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, of Qwen, Hermes and many others
+    "hermes",  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, of Qwen, Hermes, GLM and many others
     "llama3",  # {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>
     "mistral",  # [TOOL_CALLS][{"name": ..., "arguments": {...}}]
     "mistral_args",  # [TOOL_CALLS]name[ARGS]{...}
@@ -35,14 +35,17 @@ _MARKERS: dict[Calls, tuple[str, ...]] = {
     "llama3": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]",),
     "mistral_args": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    "gemma_call": ("<start_function_call>", "<end_function_call>", "<escape>"),
-    "gemma_pipe": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "gemma_call": ("<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"),
+    "gemma_pipe": ("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"),
     "gemma": (),
     "harmony": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"),
     "deepseek": (),
     "deepseek_plain": (),
     "generic": (),
 }
+
+GEMMA_QUOTES: dict[Calls, str] = {kind: _MARKERS[kind][2] for kind in ("gemma_call", "gemma_pipe")}
+"""Layouts whose calls are in braces -> what stands around texts there."""
 
 DEEPSEEK = (
     "<｜tool▁calls▁begin｜>",

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+import msgspec
 
 from ..errors import HomeprefixdError, ModelError, RequestError
 from ..frames import Message
@@ -24,6 +25,10 @@ MAX_TEXT = 64 << 20
 """Characters of a rendered prompt; the longest context known takes about a tenth of it."""
 
 _OWN_NAMES = frozenset({"messages", "tools"})
+_CONTINUES = "continue_final_message"
+_CUT = "\u2063the reply goes on here\u2063"
+"""Stands at the end of a text while the template is rendered, to find that end again."""
+
 _PATIENCE = 0.5  # seconds that an interrupted thread gets; one in a long call of C code ends after it
 
 NO_TEMPLATE = (
@@ -118,6 +123,21 @@ def describe_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) 
     return [{"role": "system", "content": text}, *described]
 
 
+def _is_begun(messages: list[Message], continues: Any, generation_prompt: bool) -> bool:
+    """Is the last message the beginning of the reply? Raises RequestError: it is not, or cannot be, but must."""
+    last = messages[-1] if messages else None
+    possible = last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls
+    if continues and generation_prompt:
+        raise RequestError(
+            f"`{_CONTINUES}` and `add_generation_prompt` exclude each other: set one of them.", param=_CONTINUES
+        )
+    if continues and not possible:
+        raise RequestError(
+            f"`{_CONTINUES}` needs a last message of the assistant, with text and without calls.", param=_CONTINUES
+        )
+    return possible and continues is not False and not generation_prompt
+
+
 class PromptBuilder:
     """A compiled chat template. Thread-safe.
 
@@ -166,19 +186,36 @@ class PromptBuilder:
         return self._template is not None
 
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]) -> str:
-        """The prompt, up to where the assistant's reply begins.
+        """The prompt, up to where the assistant's reply begins, or to the end of the last message if that has begun it.
 
-        `kwargs` are the client's `chat_template_kwargs`. Raises RequestError: the template refuses these messages
-        (then with the template's own words) or fails on them, the time is up, or the prompt is too long.
+        `kwargs` are the client's `chat_template_kwargs`; `continue_final_message` among them is not for the template:
+        false closes that last message, true insists on going on. Raises RequestError: the template refuses these
+        messages (then with the template's own words) or fails on them, the time is up, or the prompt is too long.
         """
-        template = self._template
-        if template is None:
-            raise RequestError(NO_TEMPLATE, param="messages", code="no_chat_template")
         if taken := _OWN_NAMES.intersection(kwargs):
             raise RequestError(
                 f"`chat_template_kwargs` must not contain {' or '.join(sorted(taken))}: they are fields of their own.",
                 param="chat_template_kwargs",
             )
+        kwargs = dict(kwargs)
+        continues = kwargs.pop(_CONTINUES, None)
+        if _is_begun(messages, continues, bool(kwargs.get("add_generation_prompt"))):
+            begun = msgspec.structs.replace(messages[-1], content=f"{messages[-1].content}{_CUT}")
+            whole = self._render([*messages[:-1], begun], tools, {**kwargs, "add_generation_prompt": False})
+            text, found, _ = whole.rpartition(_CUT)
+            if found:
+                return text
+            if continues:
+                raise RequestError(
+                    "The model's chat template does not show the last message's text, so it cannot be continued.",
+                    param=_CONTINUES,
+                )
+        return self._render(messages, tools, kwargs)
+
+    def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]) -> str:
+        template = self._template
+        if template is None:
+            raise RequestError(NO_TEMPLATE, param="messages", code="no_chat_template")
         plain = [template_message(message) for message in messages]
         if tools and not self._takes_tools:
             plain = describe_tools(plain, tools)

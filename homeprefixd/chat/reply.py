@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..frames import CallPiece
-from .layout import DEEPSEEK, Layout
+from .layout import DEEPSEEK, GEMMA_QUOTES, Layout
 from .reader import Reader, Sink, Wait
 from .spoken_calls import arguments_of_braces, calls_of_python, calls_of_tags
 
@@ -170,10 +170,8 @@ class ReplyParser:
             yield from self._marked(("[TOOL_CALLS]",), self._mistral)
         elif kind.startswith("deepseek"):
             yield from self._marked((DEEPSEEK[0],), self._deepseek)
-        elif kind == "gemma_call":
-            yield from self._braces("<start_function_call>", "<end_function_call>", "<escape>")
-        elif kind == "gemma_pipe":
-            yield from self._braces("<|tool_call>", "<tool_call|>", '<|"|>')
+        elif kind in GEMMA_QUOTES:
+            yield from self._braces(*self._layout.markers[:4])
         elif kind == "gemma":
             yield from self._marked((f"{_FENCE}tool_code",), self._tool_code)
 
@@ -351,9 +349,12 @@ class ReplyParser:
             if not self.ended:
                 yield from reader.until((end,), lambda _fence: None)
 
-    def _braces(self, opening: str, closing: str, quote: str) -> Wait:
+    def _braces(self, opening: str, closing: str, quote: str, response: str) -> Wait:
         while not self.ended:
-            if not (yield from self._reader.until((opening,), self._text.add)):
+            found = yield from self._reader.until((opening, response), self._text.add)
+            if found == response:
+                self.ended = True  # the model waits for the results
+            if found != opening:
                 return
             body: list[str] = []
             closed = yield from self._reader.until((closing,), body.append)
@@ -381,7 +382,10 @@ class ReplyParser:
                 self._reasoning.separate()
                 sink = self._reasoning.add
             else:
-                self._text.part()
+                if self._text.any:
+                    self._text.separate()  # a preamble, then the answer
+                else:
+                    self._text.part()
                 self._trim_end = True
                 sink = self._text.add
             yield from reader.until(ends, sink)

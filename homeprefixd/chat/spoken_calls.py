@@ -14,6 +14,8 @@ MAX_CODE = 1 << 16
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)(</function>|$)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
+_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(</arg_value>|$)", re.DOTALL)
+_NAME = re.compile(r"[\w.\-]{1,128}")
 _BRACES = re.compile(r"\s*call:\s*([\w.\-]+)\s*(\{.*\})\s*$", re.DOTALL)
 _BARE = re.compile(r"[^,{}\[\]:]+")
 
@@ -53,10 +55,14 @@ def _python_call(node: ast.expr) -> Call:
 
 
 def calls_of_tags(body: str, whole: bool) -> list[Call]:
-    """`<function=name><parameter=key>value</parameter></function>`, as Qwen's coders write.
+    """`<function=name><parameter=key>value</parameter></function>`, as Qwen's coders write, or GLM's
+    `name<arg_key>key</arg_key><arg_value>value</arg_value>`.
 
     `whole`: the text was not cut short, so that a closing tag may be missing.
     """
+    name = body.partition("<arg_key>")[0].strip()
+    if whole and "<arg_key>" in body and _NAME.fullmatch(name):
+        return [(name, {key.strip(): _value(text.strip("\n")) for key, text, _ in _PAIR.findall(body)})]
     return [
         (found[1], {key: _value(text) for key, text in _PARAMETER.findall(found[2])})
         for found in _FUNCTION.finditer(body)

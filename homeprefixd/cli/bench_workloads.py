@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -17,6 +18,7 @@ from ..errors import ConfigError
 from .bench_targets import DEFAULT_PARALLEL, Started, target_flags
 from .interrupt import ended_by_signals
 from .output import Column, Output, ProgressLine, seconds_text
+from .reach import api_key
 from .settings import json_flag
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ PROGRESS_INTERVAL = 10.0  # seconds between lines where stderr is no terminal
 @click.option("--serve", is_flag=True, help="Measure homeprefixd, with a cache directory of its own.")
 @click.option("--url", "urls", metavar="URL", multiple=True, help="Measure this OpenAI-compatible server; repeatable.")
 @click.option("--url-model", metavar="NAME", default="", help="Its model.  [default: the first that it lists]")
-@click.option("--api-key-file", metavar="FILE", type=Path, help="A file with the key for --url.")
+@click.option("--api-key-file", metavar="FILE", help="The key for --url.  [default: $HOMEPREFIXD_API_KEY]")
 @click.option("--duration", metavar="SECONDS", default=60.0, show_default=True, help="No request is sent later.")
 @click.option("--rate", metavar="X", default=1.0, show_default=True, help="X times as many requests a minute.")
 @click.option("--scale", metavar="X", default=1.0, show_default=True, help="Prompts and replies X times as long.")
@@ -53,7 +55,7 @@ def run(
     serve: bool,
     urls: tuple[str, ...],
     url_model: str,
-    api_key_file: Path | None,
+    api_key_file: str | None,
     duration: float,
     rate: float,
     scale: float,
@@ -92,7 +94,7 @@ def run(
     progress = Progress()
     with ended_by_signals(), Workplace(given["work_dir"]) as place:
         started = Started(place, given, ours=serve)
-        key = "" if api_key_file is None else _key(api_key_file)
+        key = api_key(api_key_file, os.environ) if urls else ""
         targets = started.targets + [place.url(url, api_key=key, model=url_model) for url in urls]
         passes = Passes(
             targets,
@@ -134,13 +136,6 @@ def _writable(*files: Path | str | None) -> None:
             Path(str(file)).open("a").close()
         except OSError as error:
             raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
-
-
-def _key(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {str(file)!r} cannot be read: {error}.") from error
 
 
 def _report(document: dict[str, Any], rows: Sequence[Row], json_file: str | None, html_file: Path | None) -> None:
@@ -259,7 +254,7 @@ def progress_text(now: Snapshot) -> str:
 
 
 @contextlib.contextmanager
-def _started(given: dict[str, Any], parallel: int) -> Iterator[tuple[Started, Progress]]:
+def _started(given: dict[str, Any], parallel: int = 0) -> Iterator[tuple[Started, Progress]]:
     """Our target and maybe llama-server, neither running yet; both ended afterwards."""
     from ..bench.targets import Workplace
 
@@ -280,7 +275,7 @@ def _each(
     import asyncio
 
     rows: list[Row] = []
-    with _started(given, DEFAULT_PARALLEL) as (started, progress):
+    with _started(given) as (started, progress):
         for target in started.targets:
             progress.say(f"{target.name}: starting")
             target.fresh()

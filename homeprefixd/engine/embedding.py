@@ -86,7 +86,7 @@ class Embedder:
 
     def _answer(self, wanted: Embed) -> Converted | None:
         """None if it was cancelled."""
-        inputs = [self._tokens(index, given) for index, given in enumerate(wanted.inputs)]
+        inputs = [self._tokens(index, given, wanted.truncate) for index, given in enumerate(wanted.inputs)]
         vectors: list[bytes] = []
         for tokens in inputs:
             if self._open[wanted.rid]:
@@ -94,7 +94,7 @@ class Embedder:
             vectors.append(self._shortened(self._embed(tokens), wanted.dimensions).astype("<f4").tobytes())
         return Converted(wanted.rid, tokens=[len(tokens) for tokens in inputs], vectors=vectors)
 
-    def _tokens(self, index: int, given: str | list[int]) -> list[int]:
+    def _tokens(self, index: int, given: str | list[int], truncate: bool) -> list[int]:
         if isinstance(given, str):
             tokens = self._model.tokenize_for_embedding(given)
         else:
@@ -102,6 +102,8 @@ class Embedder:
             tokens = given
         if not tokens:
             raise RequestError(f"`input[{index}]` is empty: it must have at least one token.", param="input")
+        if truncate:
+            return tokens[: self.longest]
         if len(tokens) > self.longest:
             raise ContextOverflowError(
                 f"`input[{index}]` has {len(tokens)} tokens and this model embeds at most {self.longest}: send it in"

@@ -255,8 +255,8 @@ class Intake:
     def _check_fit(self, count: int, at_least: str = "") -> None:
         if count >= self._ctx:
             raise ContextOverflowError(
-                f"The prompt has {at_least}{count} tokens and the context holds {self._ctx}, reply included:"
-                " shorten it, or raise `model.ctx` (`--ctx`).",
+                f"The prompt has {at_least}{count} tokens, which exceeds the available context size of {self._ctx}"
+                " (reply included): shorten it, or raise `model.ctx` (`--ctx`).",
                 n_prompt_tokens=count,
                 n_ctx=self._ctx,
             )

@@ -63,6 +63,11 @@ class Places:
         """Where a sequence is."""
         return self.all[seq // self._stride]
 
+    @property
+    def native_seconds(self) -> float:
+        """Time that was spent in llama.cpp."""
+        return sum(place.context.native_seconds for place in self.all)
+
     def cost(self, place: Place, sequence: Sequence, shared: int) -> float:
         """What `sequence` costs in `place`, over its life, more than running alone with all its prompt known.
 

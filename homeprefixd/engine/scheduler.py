@@ -164,10 +164,14 @@ class Engine:
             return False
         self._close_holes()
         worked = restored = self._restore()
+        began, native = time.perf_counter(), self._places.native_seconds
         for place in self._places.all:
             if place.running:
                 self._decode(place)
                 worked = True
+        if self._places.native_seconds > native:
+            self.counters["decode_step_seconds"] += time.perf_counter() - began
+            self.counters["decode_native_seconds"] += self._places.native_seconds - native
         if restored and any(sequence.phase is Phase.RESTORING for sequence in self._resident.values()):
             return True  # blocks are coming in: no prefill call of another, which takes longer, in between
         return self._prefill() or worked

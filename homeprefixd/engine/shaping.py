@@ -22,7 +22,7 @@ from .emission import Reply
 from .gbnf import translate
 
 _ID_LETTERS = string.ascii_letters + string.digits
-_NO_GRAMMAR = frozenset({"gemma", "gemma_call", "gemma_pipe"})  # their forms of a call are no JSON
+_NO_GRAMMAR = frozenset({"gemma"})  # Python's syntax; what its prompt is told about tools asks for JSON anyway
 
 
 def is_constrained(generate: Generate) -> bool:

@@ -213,8 +213,10 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .sharing import LEAST
     from .slices import Slicer
 
-    if not 1 <= load.parallel <= _MAX_PARALLEL:
-        raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
+    if not 0 <= load.parallel <= _MAX_PARALLEL:
+        raise ModelError(
+            f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}, or 0 for what suits the model."
+        )
     path = Path(load.path)
     devices = choose_devices(load.device, list_devices()) if load.gpu_layers or load.device else []
     log = LlamaLog()  # before anything is loaded, or it would be told on stderr
@@ -246,10 +248,11 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         ctx=load.ctx,
         pool=load.pool,
         memory=min(load.memory, on_devices) if names else load.memory,
-        parallel=load.parallel,
+        parallel=load.parallel or capacity.FULL,
         kv_type=load.kv_type,
         score_bytes=score_bytes,
     )
+    load = msgspec.structs.replace(load, parallel=load.parallel or capacity.at_once(model, on_gpu=bool(names)))
     cells = capacity.split(model, size, load.parallel, on_gpu=bool(names), has_scores=score_bytes > 0)
     contexts = [
         Context(

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..config import AT_ONCE
 from ..errors import BusyError, HomeprefixdError, ModelError, NotFoundError, UnavailableError
 from ..frames import Conversion, Converted, Generate, LoadModel, ModelInfo
 from ..supervise import Backoff
@@ -192,7 +193,7 @@ class Pool:
         self._check_open()
         resident.check(RETRY_AFTER)
         settings = resident.spec.settings
-        if resident.requests >= settings.max_queue + settings.parallel:
+        if resident.requests >= settings.max_queue + (settings.parallel or AT_ONCE):
             raise BusyError(f"{resident.requests} requests are running or waiting already", retry_after=5)
         return Visit(resident, request, self._ready, self._release)
 

@@ -26,13 +26,18 @@ class Served:
     url: str
     process: subprocess.Popen[str]
     log: Path
+    key: str = ""  # sent with each request
+
+    def request(self, path: str, body: Any = None, **headers: str) -> urllib.request.Request:
+        """A request that is still to be sent; a GET without `body`."""
+        data = None if body is None else json.dumps(body).encode()
+        key = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **key, **headers})
 
     def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = 120.0) -> tuple[int, Any]:
         """Status and JSON of a reply."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
-            with OPENER.open(request, timeout=timeout) as reply:
+            with OPENER.open(self.request(path, body), timeout=timeout) as reply:
                 return reply.status, json.load(reply)
         except urllib.error.HTTPError as error:
             with error:
@@ -57,10 +62,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(directory: Path, config: str) -> Iterator[Served]:
-    """`homeprefixd serve` with this configuration file, once it is ready; ended with SIGTERM, which must go well."""
+def serve(directory: Path, config: str, key: str = "") -> Iterator[Served]:
+    """`homeprefixd serve` with this configuration file, once it is ready; ended with SIGTERM, which must go well.
+
+    `key`: the one API key that it takes, if any.
+    """
     file = directory / "config.toml"
-    file.write_text(f'{config}\n[server]\nport = 0\n[log]\nlevel = "info"\n')
+    keys = directory / "keys.toml"
+    keys.write_text(f'[[key]]\nname = "tests"\nkey = "{key}"\nadmin = true\n' if key else "")
+    named = f"keys_file = {json.dumps(str(keys))}\n" if key else ""
+    file.write_text(f'{config}\n[server]\nport = 0\n{named}[log]\nlevel = "info"\n')
     command = [sys.executable, "-m", "homeprefixd", "serve", "--json", "--config", str(file)]
     log = directory / "log"
     with (
@@ -81,7 +92,7 @@ def serve(directory: Path, config: str) -> Iterator[Served]:
                     break
             else:
                 raise AssertionError(f"it ended: {log.read_text()}")
-            yield Served(state["url"], process, log)
+            yield Served(state["url"], process, log, key)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0, log.read_text()
             assert "Traceback" not in log.read_text()

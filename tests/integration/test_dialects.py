@@ -168,6 +168,16 @@ def test_ollama_lists_shows_loads_and_answers(house: House) -> None:
         assert text.response == whole.message.content
 
 
+def test_ollama_embeds(house: House) -> None:
+    with house.ollama() as client:
+        found = client.embed(MODEL, ["a lamp", "a garden"], dimensions=64)
+        assert [len(vector) for vector in found.embeddings] == [64, 64]
+        assert all(abs(sum(x * x for x in vector) - 1) < 1e-3 for vector in found.embeddings)
+        assert found.prompt_eval_count == 4
+        older = client.embeddings(MODEL, "a lamp").embedding
+        assert older[0] / older[1] == pytest.approx(found.embeddings[0][0] / found.embeddings[0][1], rel=1e-3)
+
+
 def test_a_changed_num_ctx_loses_nothing(house: House) -> None:
     system, question = household("Who is at home?")
     seen = []
@@ -187,7 +197,7 @@ def test_ollama_reads_our_errors(house: House) -> None:
         with pytest.raises(ollama.ResponseError, match="no model 'llama3'") as caught:
             client.chat("llama3", messages=[{"role": "user", "content": "x"}])
         assert caught.value.status_code == 404
-        for call in (lambda: client.pull("x"), lambda: client.delete("x"), lambda: client.embed(MODEL, "x")):
+        for call in (lambda: client.pull("x"), lambda: client.delete("x")):
             with pytest.raises(ollama.ResponseError, match="not supported"):
                 call()
     with house.ollama("wrong") as client, pytest.raises(ollama.ResponseError, match="API key"):

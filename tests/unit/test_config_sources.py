@@ -254,7 +254,7 @@ def test_cache_directory() -> None:
         ("[model]\nbatch = 100", 2, ["model.batch", "a multiple of 64"]),
         ("[model]\nbatch = 96", 2, ["model.batch", "a multiple of 64"]),
         ("[model]\nctx = 63", 2, ["model.ctx", "at least 64 tokens"]),
-        ("[model]\nparallel = 0", 2, ["model.parallel", "1 to 64"]),
+        ("[model]\nparallel = -1", 2, ["model.parallel", "1 to 64"]),
         ("[model]\nparallel = 65", 2, ["model.parallel", "1 to 64"]),
         ("[cache]\nhot = '20G'", 2, ["cache.hot", "'20G'", "20GiB", "a share of memory such as 10%", "auto"]),
         ("[cache]\nwarm = '0%'", 2, ["cache.warm", "more than 0%"]),

@@ -187,6 +187,9 @@ FORCED = [
     Layout("deepseek_plain"),
     Layout("harmony"),
     Layout("generic"),
+    Layout("gemma_call"),
+    Layout("gemma_pipe"),
+    Layout("gemma_pipe", ("<|channel>thought\n", "<channel|>")),
 ]
 
 
@@ -196,7 +199,7 @@ def test_calls_that_must_be_made_can_be_parsed(forms: Forms, layout: Layout, sin
     grammar = calls_grammar(layout, FUNCTIONS, single, layout.thoughts is not None, forms.constraints.mark)
     seen = 0
     for seed in range(4):
-        text = forms.write(grammar, seed, 600, "Hm.\n</think>" if layout.thoughts is not None else "")
+        text = forms.write(grammar, seed, 600, f"Hm.\n{layout.thoughts[1]}" if layout.thoughts is not None else "")
         if text is None:
             continue
         parser = ReplyParser(

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import TIMINGS, ScriptedBackend
 
 from homeprefixd.api.openai import ChatBody
+from homeprefixd.api.openai_reply import FINGERPRINT
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import BusyError, ContextOverflowError, UnavailableError, WorkerDiedError
 from homeprefixd.frames import Accepted, Delta, Finished, Message, Progress, Sampling
@@ -70,6 +71,7 @@ async def test_a_whole_reply(client: TestClient) -> None:
         "object": "chat.completion",
         "created": 1_800_000_000,
         "model": "demo",
+        "system_fingerprint": FINGERPRINT,
         "choices": [
             {
                 "index": 0,

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
-from scripted_backend import ScriptedBackend
+from scripted_backend import MODEL, ScriptedBackend
 
-from homeprefixd.frames import Converted, DescribeTemplate, Tokenize
+from homeprefixd.frames import Converted, DescribeTemplate, Embed, Tokenize
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
@@ -22,8 +23,10 @@ async def test_every_reply_is_as_described(client: TestClient, backend: Scripted
         if isinstance(conversion, DescribeTemplate):
             return Converted("", "{{ messages }}", pieces=[b"<s>", b"</s>"])
         pieces = [b"x"] if isinstance(conversion, Tokenize) and conversion.with_pieces else []
-        return Converted("", "x", tokens=[1], pieces=pieces)
+        count = len(conversion.inputs) if isinstance(conversion, Embed) else 0
+        return Converted("", "x", tokens=[1], pieces=pieces, vectors=[b"\0" * 8] * count)
 
+    backend.loaded = [msgspec.structs.replace(MODEL, namespace={"salt": ""})]
     backend.convert = convert  # type: ignore[method-assign]
     process = await asyncio.create_subprocess_exec(
         Path(sys.executable).with_name("schemathesis"),

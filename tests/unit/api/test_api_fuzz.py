@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 
 from homeprefixd import channel
-from homeprefixd.api import anthropic, ollama, responses
+from homeprefixd.api import anthropic, ollama, ollama_embed, responses
 from homeprefixd.api.admin import PurgeBody
 from homeprefixd.api.app import create_app
 from homeprefixd.api.llamacpp_completion import CompletionBody as NativeBody
@@ -118,6 +118,7 @@ BODIES = st.one_of(
     st.tuples(st.just("/v1/responses"), mostly(responses.ResponsesBody, {"input": "x"})),
     st.tuples(st.just("/api/chat"), mostly(ollama.ChatBody, {"messages": [{"role": "user", "content": "x"}]})),
     st.tuples(st.just("/api/generate"), mostly(ollama.GenerateBody, {"prompt": "x"})),
+    st.tuples(st.just("/api/embed"), mostly(ollama_embed.EmbedBody, {"input": ["x"]})),
     DIALECTS,
     st.tuples(st.sampled_from(["/v1/chat/completions", "/v1/completions", "/cache/purge", "/cache/pin"]), VALUES),
 )

@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from scripted_backend import ScriptedBackend
 
-from homeprefixd.api.llamacpp import MAX_TEXT, MAX_TOKENS, check_ids, checked_content
+from homeprefixd.api.content_parts import MAX_TEXT, MAX_TOKENS, check_ids, checked_content
 from homeprefixd.errors import RequestError, UnavailableError
 from homeprefixd.frames import ApplyTemplate, Converted, DescribeTemplate, Detokenize, Message, Tokenize
 

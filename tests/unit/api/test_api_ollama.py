@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,16 @@ from homeprefixd.api.keys import BACKEND
 from homeprefixd.api.ollama_models import capabilities
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import HomeprefixdError
-from homeprefixd.frames import Accepted, CallPiece, Converted, Delta, Finished, Message, ModelInfo
+from homeprefixd.frames import (
+    Accepted,
+    CallPiece,
+    Converted,
+    Delta,
+    Embed,
+    Finished,
+    Message,
+    ModelInfo,
+)
 
 TOOL = {"type": "function", "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}}}
 
@@ -283,8 +293,6 @@ async def test_rule_13_the_greeting(client: TestClient, method: str) -> None:
         ("post", "/api/create"),
         ("post", "/api/copy"),
         ("delete", "/api/delete"),
-        ("post", "/api/embed"),
-        ("post", "/api/embeddings"),
     ],
 )
 async def test_rule_13_what_is_not_supported_says_so(client: TestClient, method: str, path: str) -> None:
@@ -327,3 +335,50 @@ async def test_rule_8_errors_are_ollamas(client: TestClient, path: str, request_
 async def test_rule_6_a_failure_in_a_stream_is_its_last_line(client: TestClient, backend: ScriptedBackend) -> None:
     backend.script[3:] = [HomeprefixdError("the worker died")]
     assert (await lines(client, "/api/chat", body()))[-1] == {"error": "the worker died"}
+
+
+VECTORS = [struct.pack("<2f", 0.5, -0.5), struct.pack("<2f", 1.0, 0.0)]
+
+
+async def test_embed(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.converted = Converted("", tokens=[2, 3], vectors=VECTORS)
+    request = {"model": "demo:latest", "input": ["a", "b"], "dimensions": 2, "options": {"num_ctx": 512}}
+    said = await (await client.post("/api/embed", json=request)).json()
+    assert (said["model"], said["embeddings"], said["prompt_eval_count"]) == ("demo", [[0.5, -0.5], [1.0, 0.0]], 5)
+    assert said["total_duration"] >= 0
+    [wanted] = backend.conversions
+    assert isinstance(wanted, Embed)
+    assert (wanted.inputs, wanted.dimensions) == (["a", "b"], 2)
+    backend.converted = Converted("", tokens=[2], vectors=VECTORS[:1])
+    older = await (await client.post("/api/embeddings", json={"model": "demo", "prompt": "a"})).json()
+    assert older == {"embedding": [0.5, -0.5]}
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
+async def test_embedding_nothing_loads_or_unloads(client: TestClient, backend: ScriptedBackend, path: str) -> None:
+    for keep_alive in ("5m", 0):
+        reply = await client.post(path, json={"model": "demo", "input": [], "keep_alive": keep_alive})
+        assert reply.status == 200
+    assert (backend.loads, backend.unloads) == ([("demo", 300.0)], ["demo"])
+    assert not backend.conversions
+
+
+@pytest.mark.parametrize(("truncate", "told"), [(None, True), (True, True), (False, False)])
+async def test_what_is_too_long_to_embed_loses_its_end_unless_it_must_not(
+    client: TestClient, backend: ScriptedBackend, truncate: bool | None, told: bool
+) -> None:
+    backend.converted = Converted("", tokens=[2], vectors=VECTORS[:1])
+    assert (await client.post("/api/embed", json={"input": "long", "truncate": truncate})).status == 200
+    [wanted] = backend.conversions
+    assert isinstance(wanted, Embed)
+    assert wanted.truncate is told
+
+
+@pytest.mark.parametrize(
+    ("request_", "word"),
+    [({"input": 3}, "input"), ({"input": "x", "dimensions": 0}, "dimensions"), ({"keep_alive": "soon"}, "keep_alive")],
+)
+async def test_bad_embeddings_name_the_field(client: TestClient, request_: Any, word: str) -> None:
+    reply = await client.post("/api/embed", json=request_)
+    assert reply.status == 400
+    assert word in (await reply.json())["error"]

@@ -17,13 +17,17 @@ from homeprefixd.frames import Converted
 
 SAMPLES: dict[str, Any] = {
     "/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/chat/completions/input_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/v1/completions": {"prompt": "x"},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/v1/responses": {"input": "x"},
     "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/api/chat": {"messages": [{"role": "user", "content": "x"}], "stream": False},
     "/api/generate": {"prompt": "x", "stream": False},
     "/api/show": {"model": "demo"},
+    "/api/embed": {"input": "x"},
+    "/api/embeddings": {"prompt": ""},
     "/tokenize": {"content": "x"},
     "/detokenize": {"tokens": [1]},
     "/apply-template": {"messages": [{"role": "user", "content": "x"}]},
@@ -54,6 +58,15 @@ async def test_it_is_served_and_whole(client: TestClient) -> None:
         assert reference.split('"')[0] in schemas
     body = served["paths"]["/v1/messages"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert "stop_sequences" in schemas[body["$ref"].rsplit("/", 1)[1]]["properties"]
+
+
+@pytest.mark.parametrize("path", ["/cache/warm", "/cache/match", "/cache/pin", "/cache/unpin", "/cache/export"])
+def test_where_a_prompt_counts_a_chat_or_a_text_may_be_sent(path: str) -> None:
+    body = document()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    names = {one["$ref"].rsplit("/", 1)[1] for one in body["anyOf"]}
+    properties = [document()["components"]["schemas"][name]["properties"] for name in names]
+    assert any("messages" in one for one in properties)
+    assert any("prompt" in one and "messages" not in one for one in properties)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from homeprefixd.frames import (
     Detokenize,
     Finished,
     Generate,
+    Tokenize,
     TokenLogprob,
 )
 
@@ -303,6 +304,34 @@ async def test_several_native_prompts(client: TestClient, backend: ScriptedBacke
 
 
 @pytest.mark.parametrize(
+    ("prompt", "asked", "taken"),
+    [
+        ({"prompt_string": "a"}, [], ["a"]),
+        ([1, "b", 2], [[1, "b", 2]], [[5, 6]]),
+        (["a", [1, 2], {"prompt_string": "c"}], [], ["a", [1, 2], "c"]),
+        ([[1, "b"], "c"], [[1, "b"]], [[5, 6], "c"]),
+    ],
+)
+async def test_native_prompts(
+    client: TestClient, backend: ScriptedBackend, prompt: Any, asked: list[Any], taken: list[Any]
+) -> None:
+    backend.converted = Converted("", tokens=[5, 6])
+    await whole(client, "/completion", {"prompt": prompt, "n_predict": 1})
+    assert [wanted.content for wanted in backend.conversions if isinstance(wanted, Tokenize)] == asked
+    assert [generation.request.prompt for generation in backend.generations] == taken
+
+
+async def test_native_replies_of_chosen_fields(client: TestClient, backend: ScriptedBackend) -> None:
+    fields = ["content", "generation_settings/top_k", "no/such", "nothing"]
+    body = {"prompt": "Once", "top_k": 7, "response_fields": fields}
+    assert await whole(client, "/completion", body) == {
+        "content": 'Hello "wörld"\n!',
+        "generation_settings/top_k": 7,
+    }
+    assert (await streamed(client, "/completion", body))[-1] == {"content": "", "generation_settings/top_k": 7}
+
+
+@pytest.mark.parametrize(
     ("script", "expected"),
     [(end(stop="x"), ("word", "x")), (end(reason="length"), ("limit", ""))],
 )
@@ -329,6 +358,10 @@ async def test_infill(client: TestClient, backend: ScriptedBackend, path: str) -
     ("path", "body", "param"),
     [
         ("/completion", {}, "prompt"),
+        ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["aGk="]}}, "prompt"),
+        ("/completion", {"prompt": {"text": "x"}}, "prompt"),
+        ("/completion", {"prompt": ["a", ["b", 10**9]]}, "prompt"),
+        ("/completion", {"prompt": []}, "prompt"),
         ("/completion", {"prompt": "x", "n_probs": 101}, "n_probs"),
         ("/completion", {"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
         ("/completion", {"prompt": "x", "n_predict": -2}, "n_predict"),

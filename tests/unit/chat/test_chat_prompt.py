@@ -301,3 +301,37 @@ def test_a_render_is_cheap() -> None:
     for _ in range(100):
         shared.render(HELLO, None, {})
     assert (time.perf_counter() - began) / 100 < 0.005
+
+
+# ---------------------------------------------------------------------------------------------------- continuing
+
+BEGUN = [Message("user", "Hi"), Message("assistant", "The answer is ")]
+CLOSED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+STRIPPING = CHATML.replace("message['content']", "message['content'] | trim")
+
+
+@pytest.mark.parametrize("source", [CHATML, STRIPPING])
+@pytest.mark.parametrize("kwargs", [{}, {"continue_final_message": True}, {"add_generation_prompt": False}])
+def test_a_reply_that_was_begun_goes_on(source: str, kwargs: dict[str, Any]) -> None:
+    assert render(source, BEGUN, **kwargs) == f"{CLOSED}The answer is "
+
+
+@pytest.mark.parametrize("kwargs", [{"continue_final_message": False}, {"add_generation_prompt": True}])
+def test_a_reply_may_be_closed_all_the_same(kwargs: dict[str, Any]) -> None:
+    assert render(CHATML, BEGUN, **kwargs) == f"{CLOSED}The answer is <|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_calls_and_nothing_are_no_beginning() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for last in (Message("assistant", ""), Message("assistant", "x", tool_calls=[call])):
+        assert render(CHATML, [HELLO[0], last]).endswith("<|im_end|>\n<|im_start|>assistant\n")
+        with pytest.raises(RequestError, match="continue_final_message"):
+            render(CHATML, [HELLO[0], last], continue_final_message=True)
+
+
+def test_what_cannot_be_continued() -> None:
+    with pytest.raises(RequestError, match="exclude each other"):
+        render(CHATML, BEGUN, continue_final_message=True, add_generation_prompt=True)
+    with pytest.raises(RequestError, match="does not show"):
+        render("{{ messages | length }}", BEGUN, continue_final_message=True)
+    assert render("{{ messages | length }}", BEGUN) == "2"

@@ -91,6 +91,15 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         ("", "", [("get_weather", {"city": "Paris", "days": 3})]),
     ),
     (
+        "hermes: keys and values in tags, as GLM writes",
+        Layout("hermes", THINK),
+        "<think></think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days"
+        "</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>turn_on\n<arg_key>id</arg_key>\n<arg_value>"
+        '{"a": [1]}</arg_value>\n</tool_call>',
+        {},
+        ("", "", [("get_weather", {"city": "Paris", "days": 3}), ("turn_on", {"id": {"a": [1]}})]),
+    ),
+    (
         "hermes: a small model leaves the tags out",
         Layout("hermes", THINK),
         '<think>\n\n</think>\n\n{"name": "turn_on", "arguments": {"id": 1}}',
@@ -156,6 +165,31 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         ("", "Rain?", [WEATHER, ("turn_on", {"id": 1}), ("turn_on", {})]),
     ),
     (
+        # the reply on the model card of Mistral-7B-Instruct-v0.3, and of those since tokenizer version 3
+        "mistral: as its first description shows",
+        Layout("mistral"),
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris, France", "format": "celsius"}, '
+        '"id": "VvvODy9mT"}]',
+        {},
+        ("", "", [("get_weather", {"city": "Paris, France", "format": "celsius"})]),
+    ),
+    (
+        "mistral: since tokenizer version 11, with text before",
+        Layout("mistral_args"),
+        'I look.[TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]turn_on{"id": 3}',
+        {},
+        ("I look.", "", [("get_weather", {"city": "Paris"}), ("turn_on", {"id": 3})]),
+    ),
+    (
+        # Google's description of FunctionGemma; the last token is one on which the model waits
+        "gemma: functions, as described",
+        Layout("gemma_call"),
+        "<start_function_call>call:get_weather{city:<escape>Tokyo, Japan<escape>,unit:<escape>celsius<escape>}"
+        "<end_function_call><start_function_response>and more",
+        {},
+        ("", "", [("get_weather", {"city": "Tokyo, Japan", "unit": "celsius"})]),
+    ),
+    (
         "gemma: Python in a fence",
         Layout("gemma"),
         "Of course:\n```tool_code\nprint(get_weather(city='Paris', unit='°C'))\n```",
@@ -217,6 +251,24 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         {},
         ("", "", [("turn_on", {"id": 1})]),
     ),
+    (
+        # OpenAI's description of the format: "handling tool calls"
+        "harmony: as its description shows",
+        Layout("harmony"),
+        "<|channel|>analysis<|message|>Need to use function get_weather.<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.get_weather <|constrain|>json<|message|>{"city":"San Francisco"}<|call|>',
+        {},
+        ("", "Need to use function get_weather.", [("get_weather", {"city": "San Francisco"})]),
+    ),
+    (
+        # the same: "the actual answer", after a preamble for the user
+        "harmony: a preamble and an answer",
+        Layout("harmony"),
+        "<|channel|>commentary<|message|>**Action plan**: look.<|end|><|start|>assistant<|channel|>final<|message|>2 +"
+        " 2 = 4.<|return|>",
+        {},
+        ("**Action plan**: look.\n\n2 + 2 = 4.", "", []),
+    ),
     ("harmony: plain text", Layout("harmony"), "Forty two.", {}, ("Forty two.", "", [])),
     (
         "deepseek: fences",
@@ -232,6 +284,21 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         f"{D_ALL}{D_ONE}get_weather{D_SEP}{ARGUMENTS}{D_END}{D_END_ALL}",
         {},
         ("", "", [WEATHER]),
+    ),
+    (
+        # the template of DeepSeek-V3.1: calls follow each other "directly without separators or spaces"
+        "deepseek: plain, two calls after text",
+        Layout("deepseek_plain", THINK),
+        f"I'll look.{D_ALL}{D_ONE}get_weather{D_SEP}{ARGUMENTS}{D_END}{D_ONE}turn_on{D_SEP}{{}}{D_END}{D_END_ALL}",
+        {},
+        ("I'll look.", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
+        "deepseek: thoughts that the template has opened, then a plain call",
+        Layout("deepseek_plain", THINK),
+        f"Hm.</think>{D_ALL}{D_ONE}get_weather{D_SEP}{ARGUMENTS}{D_END}{D_END_ALL}",
+        {"opened": True},
+        ("", "Hm.", [WEATHER]),
     ),
     (
         "generic: a call of OpenAI's form",

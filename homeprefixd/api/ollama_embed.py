@@ -1,0 +1,93 @@
+"""Ollama's dialect, embeddings: `POST /api/embed`, and `/api/embeddings`, which came before it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..frames import Converted, Embed
+from . import fields
+from .embeddings import MAX_DIMENSIONS, floats, inputs_of
+from .errors import json_response, read_body
+from .fields import Number
+from .keys import BACKEND, IDENTITY
+from .ollama_fields import keep_alive_seconds
+from .ollama_models import resolve
+
+_IGNORED = frozenset({"options"})  # about memory and threads, which are the server's
+
+
+class EmbedBody(msgspec.Struct):
+    """`truncate`: what is too long loses its end, unless it is false. No input only loads the model."""
+
+    model: str | None = None
+    input: str | list[str] | None = None
+    truncate: bool | None = None
+    dimensions: Number = None
+    keep_alive: Number | str = None
+
+
+class EmbeddingsBody(msgspec.Struct):
+    """The older route: one text."""
+
+    model: str | None = None
+    prompt: str | None = None
+    keep_alive: Number | str = None
+
+
+async def _kept(request: web.Request, alias: str, keep_alive: Number | str) -> float | None:
+    """See to it that the model is loaded for so long; the seconds."""
+    seconds = keep_alive_seconds(keep_alive)
+    if seconds:
+        await request.app[BACKEND].load(alias, seconds)
+    return seconds
+
+
+async def embed(request: web.Request) -> web.Response:
+    """`POST /api/embed`."""
+    began = time.monotonic()
+    body = fields.decode(await read_body(request), EmbedBody, _IGNORED)
+    alias = resolve(request, body.model)
+    dimensions = fields.whole("dimensions", body.dimensions, 1, MAX_DIMENSIONS) or 0
+    seconds = await _kept(request, alias, body.keep_alive)
+    found = Converted("")
+    if body.input:
+        texts = inputs_of([*([body.input] if isinstance(body.input, str) else body.input)])
+        rid = f"embd-{request.app[IDENTITY].token()}"
+        wanted = Embed(rid, texts, dimensions, truncate=body.truncate is not False)
+        found = await request.app[BACKEND].convert(alias, wanted)
+    elif seconds is None:
+        await request.app[BACKEND].load(alias, None)
+    if seconds == 0:
+        await request.app[BACKEND].unload(alias)
+    return json_response(
+        {
+            "model": alias,
+            "embeddings": [floats(vector) for vector in found.vectors],
+            "total_duration": round(1e9 * (time.monotonic() - began)),
+            "load_duration": 0,
+            "prompt_eval_count": sum(found.tokens),
+        }
+    )
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    """`POST /api/embeddings`."""
+    body = fields.decode(await read_body(request), EmbeddingsBody, _IGNORED)
+    alias = resolve(request, body.model)
+    seconds = await _kept(request, alias, body.keep_alive)
+    shown: dict[str, Any] = {"embedding": []}
+    if body.prompt:
+        rid = f"embd-{request.app[IDENTITY].token()}"
+        found = await request.app[BACKEND].convert(alias, Embed(rid, [body.prompt], truncate=True))
+        shown = {"embedding": floats(found.vectors[0])}
+    if seconds == 0:
+        await request.app[BACKEND].unload(alias)
+    return json_response(shown)
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.post("/api/embed", embed), web.post("/api/embeddings", embeddings)]

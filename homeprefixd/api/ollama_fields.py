@@ -1,0 +1,36 @@
+"""Ollama's dialect, fields that more than one of its routes takes."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import RequestError
+from .fields import Number
+
+MAX_KEEP_ALIVE = 1e9  # s
+
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def keep_alive_seconds(given: Number | str) -> float | None:
+    """`keep_alive`: how long the model stays loaded unused, negative for ever, 0 not at all; None: as is usual.
+
+    Raises RequestError if it is no time.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        text = given.strip()
+        if re.fullmatch(r"[+-]?\d{1,9}", text):
+            given = int(text)
+        elif _DURATION.fullmatch(text):
+            total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+            given = -total if text.startswith("-") else total
+        else:
+            raise RequestError(
+                f"`keep_alive` must be a number of seconds or a time such as '5m', not {given[:40]!r}.",
+                param="keep_alive",
+            )
+    return -1.0 if given < 0 else min(float(given), MAX_KEEP_ALIVE)

@@ -1,0 +1,1 @@
+"""llama.cpp's own server tests, run against this daemon: `scripts/llama-tests`. None of their text is here."""
