@@ -101,7 +101,7 @@ class Cache:
         daily_writes: int = 0,
         warm_reason: str = "",
         wake: Callable[[], None] = lambda: None,
-        corrupted: Callable[[str], None] = lambda _why: None,
+        corrupted: Callable[[Exception], None] = lambda _error: None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -470,7 +470,7 @@ class Cache:
     def judge(self, error: Exception) -> None:
         """Say so if an error means that the file is damaged."""
         if is_corruption(error):
-            self._corrupted(str(error))
+            self._corrupted(error)
 
     def close(self) -> int:
         """*Writer.* Write what waits, until `deadline`, and close the disk; returns the nodes that were not written.
