@@ -19,6 +19,7 @@ from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length
 from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens, Traced
+from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
 
 _LONGEST_REPLY = 1 << 18  # characters of a reply that are remembered
@@ -40,14 +41,14 @@ class Accountant:
         self,
         piece: Callable[[int], bytes],
         emit: Callable[[Frame], None],
-        stored: Callable[[str, bytes], bytes] = lambda salt, tokens: b"",
+        stored: Callable[[Space, bytes], bytes] = lambda space, tokens: b"",
         grain: int = 1,
         clock: Callable[[], float] = time.thread_time,
-        trace: Callable[[str, bytes], Traced | None] = lambda salt, tokens: None,
+        trace: Callable[[Space, bytes], Traced | None] = lambda space, tokens: None,
         counters: defaultdict[str, float] | None = None,
     ) -> None:
         """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32 LE)
-        of the stored prompt that begins as the given ones, in a request's salt; asked where none is remembered.
+        of the stored prompt that begins as the given ones, in a request's namespace; asked where none is remembered.
         `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
         so nothing is said to be evicted. `trace`: what the store knows of why such tokens are not found; None: nothing.
         `counters` gets: accounts, account_seconds (by `clock`: of the thread's processor time).
@@ -84,15 +85,17 @@ class Accountant:
                         self._memory.forget(rid)
         self._emit(frame)
 
-    def take(self, generate: Generate, tokens: list[int], rules: dict[str, int], replayed: int = 0) -> None:
-        """Tell of a request's prompt, of which `replayed` tokens are the very ones that were generated.
-
-        Raises ChannelClosedError only.
+    def take(
+        self, generate: Generate, tokens: list[int], rules: dict[str, int], lora: Chosen = (), replayed: int = 0
+    ) -> None:
+        """Tell of a request's prompt; `lora`: what its adapters are; `replayed`: how many of its tokens are the very
+        ones that were generated. Raises ChannelClosedError only.
         """
         began = self._clock()
+        space = Space(generate.salt, lora)
         try:
-            traced = self._trace(generate.salt, to_le(tokens)) if generate.cache else None
-            account = self._account(generate, tokens, rules)
+            traced = self._trace(space, to_le(tokens)) if generate.cache else None
+            account = self._account(generate, tokens, rules, space)
             account.replayed = replayed
             if traced is not None:
                 account.gone, account.elsewhere, account.differences = (
@@ -107,12 +110,12 @@ class Accountant:
         self._counters["accounts"] += 1
         self._emit(account)
 
-    def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int]) -> Account:
+    def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int], space: Space) -> Account:
         pieces = [self._piece(token) for token in tokens]
         text = b"".join(pieces).decode(errors="surrogateescape")
         prompt = Prompt(text, generate.messages, generate.tools or ())
         ends = _Ends(text, pieces)
-        new = Known(generate.rid, generate.client, generate.salt, prompt, to_le(tokens), words_of(tokens))
+        new = Known(generate.rid, generate.client, space, prompt, to_le(tokens), words_of(tokens))
         with self._lock:
             found = self._memory.resembles(new)
             if generate.cache and generate.rid not in self._early:
@@ -129,8 +132,9 @@ class Accountant:
         if len(other.tokens) // 4 - common <= _SEAM:
             known = max(common, ends.token_at(common_length(whole, text)))
         finding = self._finding(other, prompt, ends)
-        if other.salt != generate.salt:
-            finding = Finding("other_namespace", "`cache_salt`", 0, "", "", "", len(tokens))
+        if other.space != space:
+            field = "`lora`" if other.space.salt == space.salt else "`cache_salt`"
+            finding = Finding("other_namespace", field, 0, "", "", "", len(tokens))
             known = 0
         return Account(
             generate.rid,
@@ -155,12 +159,12 @@ class Accountant:
         Not `done`: the path may be the request's own, whose blocks are stored as they are computed, and what is stored
         was not evicted.
         """
-        tokens = self._stored(new.salt, new.tokens)
+        tokens = self._stored(new.space, new.tokens)
         common = common_tokens(tokens, new.tokens)
         if common < _LEAST_COMMON:
             return None
         text = b"".join(map(self._piece, from_le(tokens))).decode(errors="surrogateescape")
-        return Known("", new.client, new.salt, Prompt(text), tokens, frozenset()), common
+        return Known("", new.client, new.space, Prompt(text), tokens, frozenset()), common
 
     @staticmethod
     def _finding(other: Known, prompt: Prompt, ends: _Ends) -> Finding | None:

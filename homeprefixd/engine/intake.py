@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..channel import ChannelClosedError
 from ..chat.boundaries import boundaries
@@ -15,6 +15,7 @@ from ..chat.stream import TextStream
 from ..errors import BusyError, ContextOverflowError, HomeprefixdError, RequestError
 from ..frames import (
     Accepted,
+    AdapterInfo,
     ApplyTemplate,
     Conversion,
     Converted,
@@ -24,6 +25,7 @@ from ..frames import (
     Tokenize,
     TokenizeRequest,
 )
+from ..lora import Space, choose
 from .account import Accountant
 from .bindings import Model
 from .failures import failure_of
@@ -32,7 +34,8 @@ from .points import points_of
 from .replay import Replay, Worded, is_repeating
 from .sampling import check_sampling
 from .scheduler import Engine
-from .sequence import Request, Sequence
+from .sequence import Request
+from .sequence import Sequence as RunningSequence
 from .shaping import Shaper, is_constrained
 
 _SUSPICIOUS = 16
@@ -61,12 +64,14 @@ class Intake:
         accountant: Accountant | None = None,
         points: bool = False,
         replay: Replay | None = None,
+        adapters: Sequence[AdapterInfo] = (),
     ) -> None:
         """`stable`: the rules that keep prompts stable, see `chat/stable.py`. `accountant` None: nobody asks.
         `points`: the model can be resumed at certain positions only, so those are looked for. `replay` None: prompts
         are always tokenised.
         """
         self._replay = replay
+        self._adapters = adapters
         self._stable, self._accountant, self._points = stable, accountant, points
         self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
         self._shaper = shaper
@@ -154,7 +159,9 @@ class Intake:
                 data = b"".join(self._model.piece(token, special=True) for token in conversion.tokens)
                 return Converted(rid, text=data.decode(errors="replace"))
             case TokenizeRequest():
-                return Converted(rid, tokens=self._prompt(self._stable(conversion.request)[0])[1].tokens)
+                # who names an adapter that is not there is told so
+                space = Space(conversion.request.salt, choose(self._adapters, conversion.request.lora))
+                return Converted(rid, tokens=self._prompt(self._stable(conversion.request)[0], space)[1].tokens)
             case ApplyTemplate():
                 return Converted(
                     rid, self._prompts.render(conversion.messages, conversion.tools, conversion.template_kwargs)
@@ -180,8 +187,9 @@ class Intake:
         try:
             self._engine.check_room()
             check_sampling(generate.sampling, self._model.n_vocab)
+            lora = choose(self._adapters, generate.lora)
             generate, rules = self._stable(generate)
-            text, worded = self._prompt(generate)
+            text, worded = self._prompt(generate, Space(generate.salt, lora))
             tokens = worded.tokens
             self._check_fit(len(tokens))
             points = self._points_of(generate, text, worded) if self._points else ()
@@ -207,20 +215,21 @@ class Intake:
             client=generate.client,
             points=points,
             worded=worded if text and self._replay is not None else None,
+            lora=lora,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
-        self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop), reply=reply))
+        self._engine.submit(RunningSequence(request, list(tokens), TextStream(generate.stop), reply=reply))
         if self._accountant is not None:
-            self._accountant.take(generate, tokens, rules, worded.replayed)
+            self._accountant.take(generate, tokens, rules, lora, worded.replayed)
 
-    def _prompt(self, generate: Generate) -> tuple[str, Worded]:
+    def _prompt(self, generate: Generate, space: Space) -> tuple[str, Worded]:
         """As text ("" where it was given as tokens, or has a gap to fill) and as tokens."""
         text = ""
         if (generate.messages is None) == (generate.prompt is None):
             raise RequestError("Exactly one of `messages` and `prompt` must be given.")
         if generate.messages is not None:
             text = self._prompts.render(generate.messages, generate.tools, generate.template_kwargs)
-            worded = self._words(text, generate)
+            worded = self._words(text, generate, space)
         elif isinstance(generate.prompt, str) and generate.suffix is not None:
             room = self._ctx // 2 if generate.max_tokens < 0 else self._ctx - generate.max_tokens - 8
             for part in (generate.prompt, generate.suffix, *(text for _, text in generate.files)):
@@ -229,7 +238,7 @@ class Intake:
             worded = Worded(b"", filled)
         elif isinstance(generate.prompt, str):
             text = generate.prompt
-            worded = self._words(text, generate)
+            worded = self._words(text, generate, space)
         else:
             worded = Worded(b"", list(generate.prompt or []))
             self._model.check_tokens(worded.tokens)
@@ -237,11 +246,11 @@ class Intake:
             raise RequestError("The prompt is empty: it must have at least one token.", param="prompt")
         return text, worded
 
-    def _words(self, text: str, generate: Generate) -> Worded:
+    def _words(self, text: str, generate: Generate, space: Space) -> Worded:
         self._check_length(text)
         if self._replay is None:
             return Worded(b"", self._model.tokenize(text))
-        return self._replay.words(text, generate.salt, repeating=generate.cache and is_repeating(generate))
+        return self._replay.words(text, space, repeating=generate.cache and is_repeating(generate))
 
     def _points_of(self, generate: Generate, text: str, worded: Worded) -> tuple[tuple[int, str], ...]:
         """Where others may go on from; what goes wrong costs a point, never the request. `text`: the prompt."""

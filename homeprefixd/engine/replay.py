@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..frames import Generate, Remember, Stretch
+from ..lora import Space
 from ..prefix.blocks import from_le, text_digest, text_tail, to_le
 from .store import Store
 
@@ -63,18 +64,19 @@ class Replay:
         self,
         model: Vocabulary,
         store: Store,
-        namespace: Callable[[str], bytes | None],
-        opened: Callable[[str], bytes | None],
+        namespace: Callable[[Space], bytes | None],
+        opened: Callable[[Space], bytes | None],
         counters: defaultdict[str, float],
     ) -> None:
-        """`namespace`: the key for a request's salt, None while it is not known. `opened`: the same, never waiting."""
+        """`namespace`: the key for a request's salt and adapters, None while it is not known. `opened`: the same, never
+        waiting."""
         self._model, self._store, self._counters = model, store, counters
         self._namespace, self._opened = namespace, opened
 
-    def words(self, text: str, salt: str, *, repeating: bool) -> Worded:
+    def words(self, text: str, space: Space, *, repeating: bool) -> Worded:
         """The tokens of a prompt. `repeating`: it may repeat what was generated."""
         data = text.encode("utf-8", "surrogatepass")
-        found = self._recall(data, salt) if repeating and len(data) <= _MOST_BYTES else None
+        found = self._recall(data, space) if repeating and len(data) <= _MOST_BYTES else None
         if found is not None:
             self._counters["replay_tokens"] += found.replayed
             return found
@@ -87,9 +89,9 @@ class Replay:
         tokens = self._compose(data, stretches) if stretches and whole.data.startswith(data) else None
         return tokens if tokens is not None else self._model.tokenize(text)
 
-    def remember(self, prompt: Worded, salt: str, generated: Sequence[int]) -> None:
+    def remember(self, prompt: Worded, space: Space, generated: Sequence[int]) -> None:
         """A reply has ended. Does not wait."""
-        namespace = self._opened(salt)
+        namespace = self._opened(space)
         if namespace is None or not generated or len(prompt.data) > _MOST_BYTES:
             return
         digest, tail = text_digest(namespace, prompt.data), text_tail(prompt.data)
@@ -99,9 +101,9 @@ class Replay:
 
     # -------------------------------------------------------------------------------------------------- internals
 
-    def _recall(self, data: bytes, salt: str) -> Worded | None:
+    def _recall(self, data: bytes, space: Space) -> Worded | None:
         """None where nothing is remembered that is of use."""
-        namespace = self._namespace(salt)
+        namespace = self._namespace(space)
         if namespace is None or not self._store.connected:
             return None
         row = self._store.recall(namespace, data, _PATIENCE)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..chat.stream import TextStream
 from ..frames import GateDecision, PlanNode, Sampling, Timings
+from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
 from .bindings import TokenArray
 from .sampling import Sampler
@@ -52,6 +53,12 @@ class Request:
     client: str = ""  # whose share it is
     worded: Worded | None = None  # the prompt's text; None: what is generated after it is not remembered
     points: tuple[tuple[int, str], ...] = ()  # positions from which others may go on, with their kind; see `points.py`
+    lora: Chosen = ()
+
+    @property
+    def space(self) -> Space:
+        """Where its blocks are."""
+        return Space(self.salt, self.lora)
 
     @property
     def owner(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..frames import Gone, Traced
-from .blocks import BLOCK_TOKENS, MODEL_NAME, TokensBE, block_key, swap
+from .blocks import ADAPTER_NAMES, ADAPTERS, BLOCK_TOKENS, MODEL_NAME, TokensBE, block_key, swap
 from .cache import Cache
 from .registry import differences
 from .tree import NodeTable, match
@@ -78,6 +78,8 @@ def _named(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """What differs, in words; of another model only that it is another one."""
     if there.get("model_sha256") != here.get("model_sha256"):
         return [f"model: {there.get(MODEL_NAME, 'another')} there, {here.get(MODEL_NAME, 'this one')} here"]
-    if there.get("adapters") != here.get("adapters"):
-        return ["adapters: others there"]
+    if there.get(ADAPTERS) != here.get(ADAPTERS):
+        names = [", ".join(one.get(ADAPTER_NAMES, ())) or "none" for one in (there, here)]
+        scale = " with another scale" if names[0] == names[1] else ""
+        return [f"adapters: {names[0]}{scale} there, {names[1]} here"]
     return differences(there, here)

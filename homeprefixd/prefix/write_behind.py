@@ -393,7 +393,8 @@ class WriteBehind:
                 gone = [node.record.key for node in nodes]
                 self._cache.repairs.remove(key)
                 self._cache.show((key, *gone))
-                self._cache.left_disk(gone, drop=True)
+                # what was in RAM went when the damage was found: what is there now was computed since
+                self._cache.left_disk(gone, drop=False)
 
 
 def _mib(disk: Disk) -> int:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from homeprefixd.engine.replay import Replay, Worded, is_repeating
 from homeprefixd.frames import Generate, Message, Recalled, Remember, Sampling, Stretch
+from homeprefixd.lora import Space
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.replies import Replies
 
-NAMESPACE = {"": b"h" * 32, "guest": b"g" * 32}
+HOUSE = Space()
+NAMESPACE = {Space(): b"h" * 32, Space("guest"): b"g" * 32, Space("", ((0, 1.0),)): b"l" * 32}
 
 
 class Letters:
@@ -70,8 +72,8 @@ class House:
         self.counters: defaultdict[str, float] = defaultdict(float)
         self.replay = Replay(self.letters, self.store, NAMESPACE.get, NAMESPACE.get, self.counters)  # type: ignore[arg-type]
 
-    def words(self, text: str, salt: str = "") -> Worded:
-        found = self.replay.words(text, salt, repeating=True)
+    def words(self, text: str, space: Space = HOUSE) -> Worded:
+        found = self.replay.words(text, space, repeating=True)
         if not self.letters.blank:
             assert self.text(found.tokens) == text
         return found
@@ -79,8 +81,8 @@ class House:
     def text(self, tokens: list[int]) -> str:
         return b"".join(map(self.letters.piece, tokens)).decode()
 
-    def generated(self, prompt: str, tokens: list[int], salt: str = "") -> None:
-        self.replay.remember(self.words(prompt, salt), salt, tokens)
+    def generated(self, prompt: str, tokens: list[int], space: Space = HOUSE) -> None:
+        self.replay.remember(self.words(prompt, space), space, tokens)
 
 
 HELLO = [*b"Hel", 258, 257]  # what the tokenizer would write as two words
@@ -113,8 +115,9 @@ def test_a_chat_of_many_turns() -> None:
 def test_another_ones_text_is_not_used() -> None:
     house = House()
     house.generated(PROMPT, HELLO)
-    assert house.words(PROMPT + "Hello there", "guest").stretches == ()
-    assert house.words(PROMPT + "Hello there", "unknown").stretches == ()
+    assert house.words(PROMPT + "Hello there", Space("guest")).stretches == ()
+    assert house.words(PROMPT + "Hello there", Space("", ((0, 1.0),))).stretches == ()  # with an adapter
+    assert house.words(PROMPT + "Hello there", Space("unknown")).stretches == ()
 
 
 def test_who_repeats_only_a_part() -> None:
@@ -201,7 +204,7 @@ def test_the_beginning_of_a_prompt_has_the_same_tokens() -> None:
 def test_what_is_not_repeating_is_not_looked_up() -> None:
     house = House()
     house.generated(PROMPT, HELLO)
-    assert house.replay.words(PROMPT + "Hello there", "", repeating=False).stretches == ()
+    assert house.replay.words(PROMPT + "Hello there", HOUSE, repeating=False).stretches == ()
 
     base = Generate("r", None, None, None, {}, 1, [], Sampling(), False)
 

@@ -119,7 +119,7 @@ def test_damaged(house: House) -> None:
         ({"kv_type": "q8_0"}, "kv_type: f16 there, q8_0 here"),
         ({"salt": "guest"}, "salt: another one"),
         ({"model_sha256": "cd" * 32, "model": "large"}, "model: another there, large here"),
-        ({"adapters": ["poet"]}, "adapters: others there"),
+        ({"adapters": [["ab", 1.0]], "adapter_names": ["poet"]}, "adapters: none there, poet here"),
         ({"rope": {"scale": "2"}}, "rope.scale: none there, 2 here"),
     ],
 )
