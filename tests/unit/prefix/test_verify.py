@@ -397,6 +397,7 @@ def survive(sound: Sound, directory: Path, seed: int, aimed: bool, start_store: 
             for prompt in prompts():
                 worker.save(prompt, size=100_000)
                 assert store.process.poll() is None
+            worker.restore(prompts()[-1])  # what was sent before it has arrived
             assert store.flush() == 0
             verified = store.ask(frames.Verify(1, True, 0.0))
             assert not verified.error
