@@ -41,6 +41,16 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cors_origins: str = ""  # pages beside local ones whose scripts may call, by spaces or commas; "*": all
 
 
+class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter of a model."""
+
+    id: str  # requests choose it by this, or as the model `MODEL:ID`
+    path: str  # a GGUF
+    scale: float = 1.0  # where a request does not say
+    default: bool = False  # used by requests that name no adapter
+    alias: str = ""  # a name of the model with this adapter; "": `MODEL:ID`
+
+
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model and its context: the main one, and what those of `models` have where they say nothing else."""
 
@@ -62,6 +72,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_alive: float = 0.0  # seconds that it stays loaded unused; 0: for ever if it is the only one, else 300;
     #                          PINNED: it is loaded at the start and stays
     cache_share: int = 0  # percent of `cache.warm` that its prefixes may take; 0: no bound
+    adapters: list[AdapterConfig] = []  # LoRA adapters that its requests can choose
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from .config import GPU_LAYERS_AUTO, KV_TYPES, KV_TYPES_WITHOUT_FLASH, PINNED, Config
+from .config_adapters import AdaptersError, parse_adapters
 from .errors import ConfigError
 
 PREFIX = "HOMEPREFIXD_"
@@ -75,7 +76,10 @@ _AUTOMATIC = frozenset(
 MODEL_LIST = "models.list"
 """The one setting that is a list: tables with the settings of `[model]`, in the file only."""
 
-_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template", "cache_share")
+ADAPTERS = "model.adapters"
+"""The one setting that is a list of a model: tables, in TOML also where a variable gives it."""
+
+_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template", "cache_share", "adapters")
 """Settings of `[model]` that are not those of `[[models.list]]` too, where a table says nothing."""
 _UNITS = {
     unit.lower(): factor
@@ -97,7 +101,7 @@ class Key:
 
     section: str
     name: str
-    kind: Literal["str", "int", "float", "bool", "size", "choice"]
+    kind: Literal["str", "int", "float", "bool", "size", "choice", "adapters"]
     default: Any
     choices: tuple[str, ...] = ()
 
@@ -173,6 +177,8 @@ def _key(section: str, item: msgspec.structs.FieldInfo) -> Key:
         return Key(section, item.name, "choice", item.default, tuple(typing.get_args(item.type)))
     if path == "model.kv_type":
         return Key(section, item.name, "choice", item.default, KV_TYPES)
+    if path == ADAPTERS:
+        return Key(section, item.name, "adapters", [])
     if path in _SIZES:
         return Key(section, item.name, "size", item.default)
     return Key(section, item.name, item.type.__name__, item.default)
@@ -364,11 +370,11 @@ def _lines(text: str) -> dict[str, int]:
     """Line numbers of sections ("server.") and settings ("server.port"). Good enough for messages, no more."""
     found: dict[str, int] = {}
     section = ""
-    tables = 0
+    tables: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\[\s*([\w.-]+)\s*\]\]", line):
-            section = f"{header[1]}[{tables}]."
-            tables += 1
+            section = f"{header[1]}[{tables.get(header[1], 0)}]."
+            tables[header[1]] = tables.get(header[1], 0) + 1
             found.setdefault(section, number)
         elif header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             section = f"{header[1]}."
@@ -438,6 +444,11 @@ def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> A
             return _truth(key, value, origin)
         case "size":
             return _size(key, value, origin, percent)
+        case "adapters":
+            try:
+                return parse_adapters(value)
+            except AdaptersError as error:
+                raise ConfigError(f"{origin}: {key.path}: {error}", param=key.path) from error
 
 
 def _text(key: Key, value: Any, origin: Origin) -> str:
@@ -535,6 +546,10 @@ def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: 
         if origins[path].kind == "file" and file is not None:
             place = file.absolute().parent / place
         values[path] = str(place.absolute())
+    beside = file.absolute().parent if origins[ADAPTERS].kind == "file" and file is not None else Path()
+    values[ADAPTERS] = [
+        {**one, "path": str((beside / Path(one["path"]).expanduser()).absolute())} for one in values[ADAPTERS]
+    ]
 
 
 def _resolve_percent(

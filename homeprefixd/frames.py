@@ -36,6 +36,35 @@ class StableRules(msgspec.Struct, frozen=True):
     apps: tuple[str, ...] = ()  # those whose names contain one of these; (): all
 
 
+class AdapterFile(msgspec.Struct, frozen=True):
+    """A LoRA adapter that the worker loads."""
+
+    id: str
+    path: str
+    scale: float  # where a request does not say
+    default: bool = False  # used by requests that name no adapter
+    problem: str = ""  # why it cannot be used: it is not loaded then
+
+
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """What is known of an adapter of a loaded model."""
+
+    id: str
+    path: str
+    scale: float
+    default: bool
+    problem: str = ""  # why it cannot be used; "" otherwise
+    sha256: str = ""  # of its content; "" while it is not known
+    size: int = 0  # bytes of its file
+
+
+class LoraChoice(msgspec.Struct, frozen=True):
+    """One of the adapters that a request wants: its `id`, or its place in the list, from 0."""
+
+    id: str | int
+    scale: float | None = None  # None: the adapter's own
+
+
 class LoadModel(Frame):
     """First frame to a worker: what to load. Sizes in bytes, counts in tokens; 0 means "decide"."""
 
@@ -61,6 +90,7 @@ class LoadModel(Frame):
     stable: StableRules | None = None  # rules that keep prompts stable; None: none
     device: str = ""  # names of llama.cpp's devices, with commas between; "": all that there are
     flash_if_gpu: bool = False  # flash attention also if layers come to lie on a GPU
+    adapters: list[AdapterFile] = []
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -121,6 +151,7 @@ class Generate(Frame):
     logprobs: int = -1  # >= 0: report each token's, and those of so many of the likeliest others
     suffix: str | None = None  # not None: fill the gap between `prompt`, a text, and this
     files: list[tuple[str, str]] = []  # with `suffix`: names and texts of other files, which stand before
+    lora: list[LoraChoice] | None = None  # adapters; None: the model's default ones
 
 
 class Cancel(Frame):
@@ -226,12 +257,13 @@ class ModelInfo(msgspec.Struct, frozen=True):
     parallel: int
     threads: int
     has_template: bool
-    cache_mode: Literal["blocks", "blocks with edges", "off"]
-    cache_reason: str  # why it is off; "" otherwise
+    cache_mode: Literal["blocks", "blocks with edges", "whole sequence", "off"]
+    cache_reason: str  # why it is off, or not in blocks; "" otherwise
     namespace: dict[str, Any]  # the description; {} while the file's hash is not known
     exact: bool = False  # only whole blocks of the grid are reused
     least: int = 0  # tokens of a match that is worth anything
     mismatch: list[str] = []  # fields in which stored prefixes of the same file differ, none of which can be used
+    adapters: list[AdapterInfo] = []
 
 
 class Ready(Frame):
@@ -245,6 +277,7 @@ class NamespaceKnown(Frame):
 
     namespace: dict[str, Any]
     mismatch: list[str] = []  # as in ModelInfo
+    adapters: list[AdapterInfo] = []  # as in ModelInfo, with their hashes
 
 
 class Failure(Frame):
@@ -462,6 +495,13 @@ class Release(Frame):
     ticket: int
 
 
+class Taken(Frame):
+    """Of a streamed match (`Plan.streamed`) the first `count` nodes were imported, and need not be kept any more."""
+
+    ticket: int
+    count: int
+
+
 class Reserve(Frame):
     """Room in the arena for blocks about to be exported, in bytes; evicts if need be."""
 
@@ -634,6 +674,7 @@ ToStore = (
     | OpenNamespace
     | Match
     | Release
+    | Taken
     | Reserve
     | Commit
     | Abandon
@@ -695,6 +736,7 @@ class Plan(Frame):
     nodes: list[PlanNode]
     known: int = 0
     warm_rate: float = 0.0  # bytes of state a second that one reader brings from disk, as measured; 0: not known
+    streamed: bool = False  # it is too large to be ready as a whole: more comes as `Taken` tells what was imported
 
 
 class BlockReady(Frame):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError, RequestError
+from ..lora import Chosen
 from .devices import Device, device_list
 from .failures import DecodeError
 from .kernels import Kernels, choose_kernels
@@ -419,6 +420,8 @@ class Context:
                 f" {reason}. Lower {setting_name}, or free memory.",
                 code="context_failed",
             )
+        self.lora: Chosen = ()
+        """What it computes with, see `adapters.py`."""
         self.memory = C.llama_get_memory(self.pointer)
         if not self.memory:
             self.close()

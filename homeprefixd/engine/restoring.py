@@ -68,8 +68,8 @@ class Restorer:
         self.end(sequence)
         if not sequence.request.cache or sequence.no_lookup or len(sequence.tokens) < 2:
             return
-        salt = sequence.request.salt
-        namespace = self._namespaces.key(salt) if may_wait else self._namespaces.opened(salt)
+        space = sequence.request.space
+        namespace = self._namespaces.key(space) if may_wait else self._namespaces.opened(space)
         if namespace is not None and self._store.connected:
             sequence.lookup_since = time.perf_counter()
             sequence.lookup = self._store.lookup(
@@ -122,6 +122,8 @@ class Restorer:
                 sequence.tiers.clear()
             return True
         finally:
+            if sequence.lookup is not None and sequence.next_node:
+                sequence.lookup.taken(sequence.next_node)
             self._counters["restore_seconds"] += time.perf_counter() - began
 
     def _step(self, sequence: Sequence, began: float, time_box: float) -> bool:

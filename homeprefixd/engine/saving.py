@@ -45,7 +45,7 @@ class Saver:
         if whole <= start and not (tail and end > start):
             return
         began = time.perf_counter()
-        namespace = self._namespaces.opened(sequence.request.salt)
+        namespace = self._namespaces.opened(sequence.request.space)
         if namespace is None or not self._store.connected or began < self._paused_until:
             self._counters["save_skipped"] += 1
             return

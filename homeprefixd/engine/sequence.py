@@ -13,6 +13,7 @@ import numpy as np
 
 from ..chat.stream import TextStream
 from ..frames import GateDecision, PlanNode, Sampling, Timings
+from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
 from .bindings import TokenArray
 from .sampling import Sampler
@@ -50,6 +51,12 @@ class Request:
     priority: str = "normal"  # interactive, normal, background
     client: str = ""  # whose share it is
     points: tuple[tuple[int, str], ...] = ()  # positions from which others may go on, with their kind; see `points.py`
+    lora: Chosen = ()
+
+    @property
+    def space(self) -> Space:
+        """Where its blocks are."""
+        return Space(self.salt, self.lora)
 
     @property
     def owner(self) -> str:

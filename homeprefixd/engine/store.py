@@ -58,6 +58,10 @@ class Lookup(Protocol):
         """`ready`, `lost`, or else it may still come."""
         ...
 
+    def taken(self, count: int) -> None:
+        """The first `count` nodes were imported: they are not looked at again. Others may only come then."""
+        ...
+
     def release(self) -> None: ...
 
 

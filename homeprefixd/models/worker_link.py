@@ -418,7 +418,9 @@ class WorkerLink:
                     self.first.set_result(None)
             case NamespaceKnown():
                 if self.info is not None:
-                    self.info = msgspec.structs.replace(self.info, namespace=frame.namespace, mismatch=frame.mismatch)
+                    self.info = msgspec.structs.replace(
+                        self.info, namespace=frame.namespace, mismatch=frame.mismatch, adapters=frame.adapters
+                    )
 
     # ------------------------------------------------------------------------------------------------- watching
 

@@ -42,6 +42,8 @@ from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
 
+_WHOLE = 0.75  # of what RAM may be used: a match that takes more is streamed
+
 MAX_TOUCHES = 20_000
 """Nodes whose last use is remembered until it is written; more are forgotten, oldest first."""
 
@@ -187,11 +189,16 @@ class Cache:
             if found is None or state != self._state():  # what was read meanwhile is in the page cache now
                 found = self._match(namespace, wanted, limit, exact)
             lease.known = found.known
+            if load:
+                lease.window = self._window(found)
+            ahead = 0
             for node, use in found.steps:
                 hot = self.hot.by_key.get(node.record.key)
                 record = hot.node.record if hot else node.record
                 offset = -1
-                if load and hot is not None:
+                ahead += record.size
+                # of a streamed one what comes later is not kept yet, but where it would be lost
+                if load and hot is not None and (not lease.window or ahead <= lease.window or not hot.warm):
                     self.hot.lease(hot)
                     lease.held[len(lease.plan)] = hot
                     offset = hot.offset
@@ -208,6 +215,23 @@ class Cache:
                 if session is not None:
                     session.leases.add(lease)
         return lease
+
+    def _window(self, found: Found) -> int:
+        """Bytes of a match that are kept in RAM at a time; 0 where it can be kept whole, or is there already."""
+        missing = total = 0
+        for node, _use in found.steps:
+            total += pages(node.record.size)
+            missing += node.record.key not in self.hot.by_key
+        return self.arena.allowance // 2 if missing and total > self.arena.allowance * _WHOLE else 0
+
+    def taken(self, lease: Lease, count: int) -> None:
+        """Of a streamed match the first `count` nodes were imported: they need not be kept any more."""
+        with self.lock:
+            if not lease.streamed or lease.released:
+                return
+            for index in [index for index in lease.held if index < count]:
+                self.hot.release(lease.held.pop(index))
+            lease.progress = max(lease.progress, count)
 
     def _state(self) -> tuple[int, int]:
         """Differs from an earlier one if nodes have left either tier since."""

@@ -138,7 +138,11 @@ class Committing:
             touch = cache.touched.get(placed.record.key) if placed.record.key not in cache.hot.by_key else None
             return placed.record.hits + (touch.hits if touch is not None else 0)
 
-        for node in superfluous(tables, lambda key: self._place(key, warm), edge, edges.window, uses):
+        def place_of(key: bytes) -> Placed | None:
+            return self._place(key, warm)
+
+        pinned = cache.pins.edges(tables, place_of) if cache.pins.rows else frozenset()
+        for node in superfluous(tables, place_of, edge, edges.window, uses, pinned):
             key = node.record.key
             hot = cache.hot.by_key.get(key)
             if warm is not None and warm.place(key) is not None:

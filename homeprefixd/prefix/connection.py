@@ -52,6 +52,7 @@ from ..frames import (
     Stats,
     StatsReply,
     Stop,
+    Taken,
     ToStore,
     Transferred,
     Unpin,
@@ -141,6 +142,11 @@ class Connection:
                 if lease is not None:
                     self._service.readers.cancel(lease)
                     self._session.release(lease)
+            case Taken():
+                lease = self._leases.get(frame.ticket)
+                if lease is not None:
+                    self._cache.taken(lease, frame.count)
+                    self._service.readers.resume(lease)
             case Reserve():
                 self._send(Reserved(frame.ticket, self._session.reserve(frame.sizes)))
             case Commit():
@@ -205,7 +211,7 @@ class Connection:
         self._cache.recent.note(frame.request, frame.namespace, frame.tokens)
         lease = self._session.lookup(frame.namespace, frame.tokens, limit=frame.limit, exact=frame.exact)
         self._leases[frame.ticket] = lease
-        self._send(Plan(frame.ticket, lease.plan, lease.known, self._cache.read_rate.value))
+        self._send(Plan(frame.ticket, lease.plan, lease.known, self._cache.read_rate.value, lease.streamed))
         self._service.readers.load(
             lease,
             lambda index, offset: self._send(BlockReady(frame.ticket, index, offset)),

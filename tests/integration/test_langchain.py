@@ -69,7 +69,7 @@ class TestChatModel(ChatModelIntegrationTests):
             "temperature": 0.8,
             "seed": 1,
             "logit_bias": {QUOTE: 8, BRACE: 4},
-            "max_tokens": 64,
+            "max_tokens": 128,
             "max_retries": 0,
             "stream_usage": True,
         }

@@ -48,6 +48,9 @@ class MemoryLookup:
             return "lost"
         return "pending" if index >= self._store.ready_up_to else "ready"
 
+    def taken(self, count: int) -> None:
+        """All of it stays in memory."""
+
     def release(self) -> None:
         if not self.released:
             self.released = True

@@ -26,6 +26,7 @@ from homeprefixd.frames import (
     Sampling,
     Timings,
 )
+from homeprefixd.lora import Space
 from homeprefixd.prefix.blocks import from_le, to_le
 
 
@@ -259,11 +260,11 @@ def test_text_that_is_not_utf8() -> None:
 def test_memory_is_bounded() -> None:
     memory = Memory(most=3, characters=100)
     for number in range(10):
-        known = Known(str(number), "", "", Prompt("x" * 30), to_le([number] * 8), words_of([number]))
+        known = Known(str(number), "", Space(), Prompt("x" * 30), to_le([number] * 8), words_of([number]))
         memory.add(known)
         memory.end(str(number), "y" * 10, whole=True)
     assert len(memory) == 2
-    memory.add(Known("big", "", "", Prompt("x" * 1000), b"", frozenset()))
+    memory.add(Known("big", "", Space(), Prompt("x" * 1000), b"", frozenset()))
     assert len(memory) == 1
 
 

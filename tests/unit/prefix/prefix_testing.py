@@ -217,13 +217,16 @@ class Worker:
         assert opened is not None
         self.namespace = opened.key
 
-    def save(self, tokens: Sequence[int], size: int = 3000, owner: str = "") -> list[bytes]:
-        """Save all blocks of a prompt; returns the keys of those for which there was room."""
+    def save(self, tokens: Sequence[int], size: int = 3000, owner: str = "", *, skip: int = 0) -> list[bytes]:
+        """Save all blocks of a prompt but the first `skip`; returns the keys of those for which there was room."""
         keys: list[bytes] = []
         parent: bytes = self.namespace
         for start in range(0, len(tokens), BLOCK_TOKENS):
             part = to_le(tokens[start : start + BLOCK_TOKENS])
             key = block_key(parent, part)
+            if start < skip * BLOCK_TOKENS:
+                parent = key
+                continue
             slots = self.client.reserve([size], timeout=5)
             if not slots:
                 break
