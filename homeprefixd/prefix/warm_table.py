@@ -26,7 +26,7 @@ PINS = b"pins"  # tree key, of a node or of a part of one -> pins.PinRow
 FILE_FORMAT = b"2"
 """In META. A file of another one is not opened."""
 
-LARGEST = 1 << 30
+LARGEST = 1 << 40
 """Bytes of a node's state: a record that says more is damaged."""
 
 TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES, PINS)
