@@ -27,7 +27,7 @@ REPLIES = b"replies"  # namespace || digest of a prompt's text -> a row of repli
 FILE_FORMAT = b"2"
 """In META. A file of another one is not opened."""
 
-LARGEST = 1 << 30
+LARGEST = 1 << 40
 """Bytes of a node's state: a record that says more is damaged."""
 
 TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES, PINS, REPLIES)
