@@ -21,6 +21,10 @@ PINNED = -1.0
 """`model.keep_alive` of a model that is loaded at the start and never unloaded."""
 
 
+AT_ONCE = 8
+"""`model.parallel`, written as `auto`: more than the pool has full contexts for, as most are short."""
+
+
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HTTP."""
 
@@ -37,14 +41,24 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cors_origins: str = ""  # pages beside local ones whose scripts may call, by spaces or commas; "*": all
 
 
+class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter of a model."""
+
+    id: str  # requests choose it by this, or as the model `MODEL:ID`
+    path: str  # a GGUF
+    scale: float = 1.0  # where a request does not say
+    default: bool = False  # used by requests that name no adapter
+    alias: str = ""  # a name of the model with this adapter; "": `MODEL:ID`
+
+
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model and its context: the main one, and what those of `models` have where they say nothing else."""
 
     path: str = ""  # a GGUF; "": the demo model, where `models` has none
     alias: str = ""  # its name in the API; "": from the file's name
     ctx: int = 0  # tokens that one request may use; 0: from the model and memory
-    pool: int = 0  # cells in all; 0: from parallel, ctx and memory
-    parallel: int = 4  # sequences that may run at once
+    pool: int = 0  # cells in all; 0: from parallel (4 where it is 0), ctx and memory
+    parallel: int = 0  # requests that run at once; 0: AT_ONCE, half of it where each needs memory of its own
     threads: int = 0  # 0: physical cores
     batch: int = 256  # longest prefill call, in tokens, a multiple of 64
     kv_type: str = "f16"
@@ -57,6 +71,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_stall: float = 0.5  # seconds
     keep_alive: float = 0.0  # seconds that it stays loaded unused; 0: for ever if it is the only one, else 300;
     #                          PINNED: it is loaded at the start and stays
+    cache_share: int = 0  # percent of `cache.warm` that its prefixes may take; 0: no bound
+    adapters: list[AdapterConfig] = []  # LoRA adapters that its requests can choose
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from .config import GPU_LAYERS_AUTO, KV_TYPES, KV_TYPES_WITHOUT_FLASH, PINNED, Config
+from .config_adapters import AdaptersError, parse_adapters
 from .errors import ConfigError
 
 PREFIX = "HOMEPREFIXD_"
@@ -61,6 +62,7 @@ _AUTOMATIC = frozenset(
     {
         "model.ctx",
         "model.pool",
+        "model.parallel",
         "model.threads",
         "model.keep_alive",
         "models.memory",
@@ -74,7 +76,10 @@ _AUTOMATIC = frozenset(
 MODEL_LIST = "models.list"
 """The one setting that is a list: tables with the settings of `[model]`, in the file only."""
 
-_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template")
+ADAPTERS = "model.adapters"
+"""The one setting that is a list of a model: tables, in TOML also where a variable gives it."""
+
+_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template", "cache_share", "adapters")
 """Settings of `[model]` that are not those of `[[models.list]]` too, where a table says nothing."""
 _UNITS = {
     unit.lower(): factor
@@ -96,7 +101,7 @@ class Key:
 
     section: str
     name: str
-    kind: Literal["str", "int", "float", "bool", "size", "choice"]
+    kind: Literal["str", "int", "float", "bool", "size", "choice", "adapters"]
     default: Any
     choices: tuple[str, ...] = ()
 
@@ -172,6 +177,8 @@ def _key(section: str, item: msgspec.structs.FieldInfo) -> Key:
         return Key(section, item.name, "choice", item.default, tuple(typing.get_args(item.type)))
     if path == "model.kv_type":
         return Key(section, item.name, "choice", item.default, KV_TYPES)
+    if path == ADAPTERS:
+        return Key(section, item.name, "adapters", [])
     if path in _SIZES:
         return Key(section, item.name, "size", item.default)
     return Key(section, item.name, item.type.__name__, item.default)
@@ -363,11 +370,11 @@ def _lines(text: str) -> dict[str, int]:
     """Line numbers of sections ("server.") and settings ("server.port"). Good enough for messages, no more."""
     found: dict[str, int] = {}
     section = ""
-    tables = 0
+    tables: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\[\s*([\w.-]+)\s*\]\]", line):
-            section = f"{header[1]}[{tables}]."
-            tables += 1
+            section = f"{header[1]}[{tables.get(header[1], 0)}]."
+            tables[header[1]] = tables.get(header[1], 0) + 1
             found.setdefault(section, number)
         elif header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             section = f"{header[1]}."
@@ -437,6 +444,11 @@ def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> A
             return _truth(key, value, origin)
         case "size":
             return _size(key, value, origin, percent)
+        case "adapters":
+            try:
+                return parse_adapters(value)
+            except AdaptersError as error:
+                raise ConfigError(f"{origin}: {key.path}: {error}", param=key.path) from error
 
 
 def _text(key: Key, value: Any, origin: Origin) -> str:
@@ -460,6 +472,8 @@ def _whole(key: Key, value: Any, origin: Origin) -> int:
         return GPU_LAYERS_AUTO
     if isinstance(value, int) and not isinstance(value, bool):
         return value
+    if key.name == "cache_share" and isinstance(value, str) and (found := re.fullmatch(r"\s*(\d{1,3})\s*%\s*", value)):
+        return int(found[1])
     if isinstance(value, str) and origin.kind != "file" and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
         return int(value)
     _refuse(
@@ -532,6 +546,10 @@ def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: 
         if origins[path].kind == "file" and file is not None:
             place = file.absolute().parent / place
         values[path] = str(place.absolute())
+    beside = file.absolute().parent if origins[ADAPTERS].kind == "file" and file is not None else Path()
+    values[ADAPTERS] = [
+        {**one, "path": str((beside / Path(one["path"]).expanduser()).absolute())} for one in values[ADAPTERS]
+    ]
 
 
 def _resolve_percent(
@@ -576,7 +594,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "server.keep_alive": (_between(0.1, 3600), "0.1 to 3600 seconds"),
     "model.ctx": (lambda value: value == 0 or 64 <= value <= 1 << 26, "at least 64 tokens, or auto (0)"),
     "model.pool": (lambda value: value == 0 or 64 <= value <= 1 << 28, "at least 64 cells, or auto (0)"),
-    "model.parallel": (_between(1, 64), "1 to 64"),
+    "model.parallel": (_between(0, 64), "1 to 64, or auto (0)"),
     "model.threads": (_between(0, 1024), "1 to 1024, or auto (0)"),
     "model.batch": (lambda value: 64 <= value <= 65536 and value % 64 == 0, "a multiple of 64, from 64 to 65536"),
     "model.gpu_layers": (_between(GPU_LAYERS_AUTO, 10000), "0 to 10000, -1 for all, or auto"),
@@ -584,6 +602,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value in (PINNED, 0) or 1 <= value <= 1e9,
         "1 to 1000000000 seconds, -1 to load it at the start and keep it, or auto (0)",
     ),
+    "model.cache_share": (_between(0, 100), "a percentage of cache.warm, 1 to 100, or 0 for no bound"),
     "models.memory": (lambda value: value == 0 or value >= 64 * _MIB, "at least 64MiB, or auto (0)"),
     "model.template_timeout": (_between(0.01, 600), "0.01 to 600 seconds"),
     "model.max_queue": (_between(1, 100_000), "1 to 100000"),

@@ -320,7 +320,11 @@ class Daemon:
         budget = model_budget(config.models, settings.hot)
         current = CurrentSettings(settings)
         self._store = store = StoreLink(
-            self._store_command or current.command, self._environ, models=[spec.alias for spec in catalog.specs]
+            self._store_command or current.command,
+            self._environ,
+            models=[spec.alias for spec in catalog.specs],
+            shares={spec.alias: spec.settings.cache_share for spec in catalog.specs if spec.settings.cache_share},
+            key_shares=self._keys.shares(),
         )
         self._pool = pool = Pool(
             catalog,
@@ -402,6 +406,8 @@ class Daemon:
         try:
             self._keys.reload()
             logger.info("%d API keys", len(self._keys))
+            if self._store is not None:
+                self._store.set_key_shares(self._keys.shares())
         except ConfigError as error:
             logger.error("the API keys were not changed: %s", error.message)
 

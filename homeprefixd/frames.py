@@ -36,6 +36,35 @@ class StableRules(msgspec.Struct, frozen=True):
     apps: tuple[str, ...] = ()  # those whose names contain one of these; (): all
 
 
+class AdapterFile(msgspec.Struct, frozen=True):
+    """A LoRA adapter that the worker loads."""
+
+    id: str
+    path: str
+    scale: float  # where a request does not say
+    default: bool = False  # used by requests that name no adapter
+    problem: str = ""  # why it cannot be used: it is not loaded then
+
+
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """What is known of an adapter of a loaded model."""
+
+    id: str
+    path: str
+    scale: float
+    default: bool
+    problem: str = ""  # why it cannot be used; "" otherwise
+    sha256: str = ""  # of its content; "" while it is not known
+    size: int = 0  # bytes of its file
+
+
+class LoraChoice(msgspec.Struct, frozen=True):
+    """One of the adapters that a request wants: its `id`, or its place in the list, from 0."""
+
+    id: str | int
+    scale: float | None = None  # None: the adapter's own
+
+
 class LoadModel(Frame):
     """First frame to a worker: what to load. Sizes in bytes, counts in tokens; 0 means "decide"."""
 
@@ -44,7 +73,7 @@ class LoadModel(Frame):
     ctx: int  # what one request may use
     pool: int  # cells of the context; 0: as much more than ctx as `memory` gives
     memory: int  # bytes that the pool of cells may take at most
-    parallel: int  # sequences that may run at once
+    parallel: int  # sequences that may run at once; 0: what suits the model
     threads: int
     batch: int  # longest prefill call, a multiple of 64
     kv_type: str  # f16, bf16, f32, q8_0, q4_0, ...
@@ -61,6 +90,7 @@ class LoadModel(Frame):
     stable: StableRules | None = None  # rules that keep prompts stable; None: none
     device: str = ""  # names of llama.cpp's devices, with commas between; "": all that there are
     flash_if_gpu: bool = False  # flash attention also if layers come to lie on a GPU
+    adapters: list[AdapterFile] = []
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -121,6 +151,7 @@ class Generate(Frame):
     logprobs: int = -1  # >= 0: report each token's, and those of so many of the likeliest others
     suffix: str | None = None  # not None: fill the gap between `prompt`, a text, and this
     files: list[tuple[str, str]] = []  # with `suffix`: names and texts of other files, which stand before
+    lora: list[LoraChoice] | None = None  # adapters; None: the model's default ones
 
 
 class Cancel(Frame):
@@ -226,12 +257,13 @@ class ModelInfo(msgspec.Struct, frozen=True):
     parallel: int
     threads: int
     has_template: bool
-    cache_mode: Literal["blocks", "blocks with edges", "off"]
-    cache_reason: str  # why it is off; "" otherwise
+    cache_mode: Literal["blocks", "blocks with edges", "whole sequence", "off"]
+    cache_reason: str  # why it is off, or not in blocks; "" otherwise
     namespace: dict[str, Any]  # the description; {} while the file's hash is not known
     exact: bool = False  # only whole blocks of the grid are reused
     least: int = 0  # tokens of a match that is worth anything
     mismatch: list[str] = []  # fields in which stored prefixes of the same file differ, none of which can be used
+    adapters: list[AdapterInfo] = []
 
 
 class Ready(Frame):
@@ -245,6 +277,7 @@ class NamespaceKnown(Frame):
 
     namespace: dict[str, Any]
     mismatch: list[str] = []  # as in ModelInfo
+    adapters: list[AdapterInfo] = []  # as in ModelInfo, with their hashes
 
 
 class Failure(Frame):
@@ -351,6 +384,22 @@ class Timings(msgspec.Struct, frozen=True):
     logits_sha256: str = ""  # of the first token's logits; only where `HOMEPREFIXD_DEBUG_LOGITS=1`
 
 
+class GateDecision(msgspec.Struct, frozen=True):
+    """How much of what the cache knew of a prompt was to be restored, and why. Counts in tokens.
+
+    Seconds are those that were predicted; None while too little is measured. `reason`: a key of `explain.causes.GATE`.
+    """
+
+    known: int
+    restored: int
+    reason: str
+    tiers: dict[str, int] = {}  # of `known`, where it lies
+    load_s: float | None = None  # to restore all that is known
+    compute_s: float | None = None  # to compute it
+    disk_rate: float = 0.0  # bytes a second of one reader, as measured by the store; 0: not known
+    prefill_rate: float = 0.0  # tokens a second of this prompt, as predicted; 0: not known
+
+
 class Finished(Frame):
     """The last frame of a request that went well. `text` is the whole reply where `stream` was False, else ""."""
 
@@ -363,6 +412,7 @@ class Finished(Frame):
     calls: list[CallPiece] = []  # likewise, one piece for each call
     logprobs: list[TokenLogprob] = []  # likewise
     stored: int = -1  # tokens of prompt and reply that the cache holds in whole blocks; -1: not told
+    gate: GateDecision | None = None  # how much of what the cache knew was restored, and why; None: nothing was asked
 
 
 class Heartbeat(Frame):
@@ -445,6 +495,13 @@ class Release(Frame):
     ticket: int
 
 
+class Taken(Frame):
+    """Of a streamed match (`Plan.streamed`) the first `count` nodes were imported, and need not be kept any more."""
+
+    ticket: int
+    count: int
+
+
 class Reserve(Frame):
     """Room in the arena for blocks about to be exported, in bytes; evicts if need be."""
 
@@ -476,6 +533,7 @@ class Commit(Frame):
 
     namespace: bytes
     nodes: list[NewNode]
+    owner: str = ""  # name of the API key that they were computed for
 
 
 class Abandon(Frame):
@@ -600,9 +658,14 @@ class Compact(Frame):
 
 
 class UseModels(Frame):
-    """From the daemon: the models that it is configured for, by alias. What is stored of others goes first."""
+    """From the daemon: the models that it is configured for, by alias. What is stored of others goes first.
+
+    Shares are percent of the budget of disk, by alias of a model and by name of an API key.
+    """
 
     models: list[str]
+    shares: dict[str, int] = {}
+    key_shares: dict[str, int] = {}
 
 
 ToStore = (
@@ -611,6 +674,7 @@ ToStore = (
     | OpenNamespace
     | Match
     | Release
+    | Taken
     | Reserve
     | Commit
     | Abandon
@@ -672,6 +736,7 @@ class Plan(Frame):
     nodes: list[PlanNode]
     known: int = 0
     warm_rate: float = 0.0  # bytes of state a second that one reader brings from disk, as measured; 0: not known
+    streamed: bool = False  # it is too large to be ready as a whole: more comes as `Taken` tells what was imported
 
 
 class BlockReady(Frame):

@@ -43,7 +43,7 @@ _EXPERTS: dict[str, Any] = {
     "expert_weights_scale": 1.0,
 }
 _DELTA: dict[str, Any] = {**_STATE_SPACE, "ssm.inner_size": 4 * WIDTH, "full_attention_interval": 2}
-ARCHS: dict[str, dict[str, Any]] = {
+ARCHS: dict[str, dict[str, Any]] = {  # behind a `+` is what sets one apart from another of its architecture
     "llama": {},
     "qwen3": {"attention.key_length": HEAD, "attention.value_length": HEAD},
     "gemma2": {"attention.sliding_window": WINDOW},
@@ -61,9 +61,33 @@ ARCHS: dict[str, dict[str, Any]] = {
         "attention.value_length_mla": HEAD,
         "rope.dimension_count": HEAD // 2,
     },
+    "deepseek4": {
+        **_EXPERTS,
+        "expert_weights_norm": True,
+        "expert_gating_func": 4,
+        "swiglu_clamp_exp": 10.0,
+        "attention.sliding_window": WINDOW,
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": HEAD,
+        "attention.key_length": WIDTH,
+        "attention.value_length": WIDTH,
+        "attention.indexer.head_count": HEADS,
+        "attention.indexer.key_length": WIDTH,
+        "attention.indexer.top_k": 16,
+        "attention.output_group_count": 1,
+        "attention.output_lora_rank": HEAD,
+        "attention.compress_rope_freq_base": 10000.0,
+        "attention.compress_ratios": [4, 0, 128],
+        "rope.dimension_count": HEAD,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 4,
+        "hyper_connection.epsilon": 1e-6,
+        "hash_layer_count": 0,
+    },
     "mamba2": _STATE_SPACE,
     "granitehybrid": {**_STATE_SPACE, **_MIXED_HEADS},
     "lfm2": {**_MIXED_HEADS, "shortconv.l_cache": 3},
+    "lfm2+window": {**_MIXED_HEADS, "shortconv.l_cache": 3, "attention.sliding_window": WINDOW},
     "falcon-h1": _STATE_SPACE,
     "qwen35": {**_DELTA, "rope.dimension_sections": [HEAD // 4] * 4},
     "qwen3next": {**_DELTA, **_EXPERTS},
@@ -85,7 +109,7 @@ _CHATML = (
 
 
 def make(arch: str, tokenizer: Path | None, out: Path, *, seed: int = 0, context_length: int = 4096) -> Path:
-    """Write the model and return its path. `tokenizer` None: a small one."""
+    """Write the model and return its path. `arch`: a key of ARCHS. `tokenizer` None: a small one."""
     lib = _library()
     C.llama_backend_init()
 
@@ -121,7 +145,7 @@ def make(arch: str, tokenizer: Path | None, out: Path, *, seed: int = 0, context
 def _add_template(arch: str, saved: Path, tokenizer: Path | None, out: Path) -> None:
     """Copy `saved` with the chat template of `tokenizer`, which llama.cpp's saver leaves out."""
     template = gguf.GGUFReader(str(tokenizer)).fields.get("tokenizer.chat_template") if tokenizer else None
-    reader, writer = gguf.GGUFReader(str(saved)), gguf.GGUFWriter(str(out), arch)
+    reader, writer = gguf.GGUFReader(str(saved)), gguf.GGUFWriter(str(out), _name(arch))
     for field in reader.fields.values():
         empty = field.types[0] == gguf.GGUFValueType.ARRAY and not len(field.data)  # the writer refuses those
         if not empty and not field.name.startswith(("GGUF.", "general.architecture")):
@@ -136,6 +160,11 @@ def _add_template(arch: str, saved: Path, tokenizer: Path | None, out: Path) -> 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _name(arch: str) -> str:
+    """As llama.cpp calls it."""
+    return arch.partition("+")[0]
 
 
 def _copy(field: gguf.ReaderField, writer: gguf.GGUFWriter) -> None:
@@ -178,7 +207,8 @@ def _add_bytes(writer: gguf.GGUFWriter) -> int:
 
 
 def _write_metadata(arch: str, tokenizer: Path | None, out: Path, context_length: int) -> None:
-    writer = gguf.GGUFWriter(str(out), arch)
+    name = _name(arch)
+    writer = gguf.GGUFWriter(str(out), name)
     n_vocab = _add_bytes(writer) if tokenizer is None else 0
     for field in gguf.GGUFReader(str(tokenizer)).fields.values() if tokenizer else ():
         if not field.name.startswith("tokenizer."):
@@ -199,16 +229,16 @@ def _write_metadata(arch: str, tokenizer: Path | None, out: Path, context_length
         "residual_scale": 1.0,
         **ARCHS[arch],
     }
-    for key, value in settings.items():
-        name = f"{arch}.{key}"
+    for setting, value in settings.items():
+        key = f"{name}.{setting}"
         if isinstance(value, list):
-            writer.add_array(name, value)
+            writer.add_array(key, value)
         elif isinstance(value, bool):
-            writer.add_bool(name, value)
+            writer.add_bool(key, value)
         elif isinstance(value, float):
-            writer.add_float32(name, value)
+            writer.add_float32(key, value)
         else:
-            writer.add_uint32(name, value)
+            writer.add_uint32(key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

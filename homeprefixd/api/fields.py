@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..config_adapters import MAX_ADAPTERS, MAX_SCALE
 from ..errors import RequestError
-from ..frames import Sampling
+from ..frames import LoraChoice, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +149,28 @@ def logit_bias(value: LogitBias, n_vocab: int | None) -> dict[int, float]:
             )
         bias[int(text)] = -math.inf if amount is False else float(amount)
     return bias
+
+
+class LoraField(msgspec.Struct):
+    """An adapter: its id, or its place in the list of the model's adapters."""
+
+    id: int | str
+    scale: Number = None
+
+
+def lora(value: list[LoraField] | None) -> list[LoraChoice] | None:
+    """Adapters of a request; which ones there are is known to the model's worker. Raises RequestError."""
+    if value is None:
+        return None
+    if len(value) > MAX_ADAPTERS:
+        raise RequestError(f"`lora` takes at most {MAX_ADAPTERS} adapters.", param="lora", code="out_of_range")
+    return [
+        LoraChoice(
+            one.id if isinstance(one.id, str) else whole(f"lora[{index}].id", one.id, 0) or 0,
+            number(f"lora[{index}].scale", one.scale, -MAX_SCALE, MAX_SCALE),
+        )
+        for index, one in enumerate(value)
+    ]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):

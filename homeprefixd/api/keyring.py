@@ -10,6 +10,7 @@ The file is TOML, one table for each key:
     requests = 2                 # at once; default 0: no bound
     queued = 8                   # further ones that may wait for their turn; default 16
     admin = true                 # may see and purge the cache; default false
+    cache_share = 10             # percent of `cache.warm` that its prefixes may take; default 0: no bound
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: int = 0
     queued: int = 16
     admin: bool = False
+    cache_share: int = 0
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +77,7 @@ class Key(msgspec.Struct, frozen=True):
     requests: int  # at once; 0: no bound
     queued: int
     admin: bool
+    cache_share: int = 0  # percent of the budget of disk; 0: no bound
 
 
 def digest_of(key: str) -> bytes:
@@ -121,6 +124,8 @@ def _checked(file: Path, number: int, entry: KeyEntry) -> Key:
         )
     if entry.requests < 0 or entry.queued < 0:
         raise ConfigError(f"{where}: requests and queued cannot be below 0")
+    if not 0 <= entry.cache_share <= 100:
+        raise ConfigError(f"{where}: cache_share is percent of cache.warm, 1 to 100, or 0 for no bound")
     return Key(
         name=entry.name,
         digest=bytes.fromhex(entry.sha256) if entry.sha256 else digest_of(entry.key),
@@ -129,6 +134,7 @@ def _checked(file: Path, number: int, entry: KeyEntry) -> Key:
         requests=entry.requests,
         queued=entry.queued,
         admin=entry.admin,
+        cache_share=entry.cache_share,
     )
 
 
@@ -173,6 +179,10 @@ class KeyRing:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
+
+    def shares(self) -> dict[str, int]:
+        """Percent of the budget of disk, by name of those keys that have a share."""
+        return {key.name: key.cache_share for key in self._keys if key.cache_share}
 
     def salt(self, key: Key, wished: str) -> str:
         """The namespace of a request by `key` that asks for the salt `wished`, itself "" for the shared one.

@@ -17,6 +17,7 @@ from . import fields, llamacpp_completion
 from .content_parts import check_ids, checked_content
 from .errors import json_response, read_body
 from .keys import BACKEND, IDENTITY
+from .models import base_of
 from .openai import ChatBody, chat_request, vocabulary
 
 
@@ -121,13 +122,26 @@ async def slots(request: web.Request) -> web.Response:
     alias = backend.resolve(request.query.get("model"))
     info = _info(request, alias)
     workers: list[dict[str, Any]] = backend.status().get("workers", [])
-    running = next((int(worker["requests"]) for worker in workers if worker["alias"] == alias), 0)
+    base = base_of(backend, alias)
+    running = next((int(worker["requests"]) for worker in workers if worker["alias"] == base), 0)
     if running >= info.parallel and request.query.get("fail_on_no_slot"):
         raise UnavailableError("no slot available", retry_after=1)
     return json_response(
         [
             {"id": number, "n_ctx": info.n_ctx, "speculative": False, "is_processing": number < running}
             for number in range(info.parallel)
+        ]
+    )
+
+
+async def lora_adapters(request: web.Request) -> web.Response:
+    """`GET /lora-adapters`: what `lora` of a request may name, by `id` or `name`. `scale`: where it says nothing."""
+    backend = request.app[BACKEND]
+    info = _info(request, backend.resolve(request.query.get("model")))
+    return json_response(
+        [
+            {"id": index, "name": one.id, "path": one.path, "scale": one.scale if one.default else 0.0}
+            for index, one in enumerate(info.adapters)
         ]
     )
 
@@ -143,5 +157,6 @@ def routes() -> list[web.RouteDef]:
             web.post(f"{prefix}/apply-template", apply_template),
             web.get(f"{prefix}/props", props),
             web.get(f"{prefix}/slots", slots),
+            web.get(f"{prefix}/lora-adapters", lora_adapters),
         )
     ]

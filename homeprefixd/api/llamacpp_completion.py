@@ -123,6 +123,7 @@ def _generate(body: NativeBody, rid: str, prompt: str | list[int], n_vocab: int 
         salt=body.salt(),
         constraint=body.constraint(),
         logprobs=probs if probs or body.return_tokens else -1,
+        lora=fields.lora(body.lora),
         **more,
     )
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import UnavailableError
-from ..models.backend import KnownModel
+from ..models.backend import Backend, KnownModel
 from . import fields, page
 from .errors import json_response, read_body
 from .fields import Number
@@ -70,7 +70,13 @@ def _details(known: KnownModel) -> dict[str, Any]:
         "cache_reason": info.cache_reason if info is not None else "",
         "namespace": info.namespace if info is not None else {},
         "mismatch": info.mismatch if info is not None else [],
+        "adapters": [msgspec.to_builtins(adapter) for adapter in info.adapters] if info is not None else [],
     }
+
+
+def base_of(backend: Backend, alias: str) -> str:
+    """The model itself where `alias` is one with an adapter."""
+    return next((known.of or alias for known in backend.known() if known.alias == alias), alias)
 
 
 def _known(request: web.Request, alias: str) -> KnownModel:
@@ -102,7 +108,7 @@ async def model(request: web.Request) -> web.Response:
 
 async def details(request: web.Request) -> web.Response:
     """`GET /models/details`: all models, with what is known of each: path, memory, namespace."""
-    return json_response({"models": [_details(known) for known in request.app[BACKEND].known()]})
+    return json_response({"models": [_details(known) for known in request.app[BACKEND].known() if not known.of]})
 
 
 async def load(request: web.Request) -> web.Response:

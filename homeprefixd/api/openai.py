@@ -13,7 +13,7 @@ from ..frames import Constraint, Detokenize, Generate, Message
 from . import fields
 from .choices import respond_choices
 from .errors import read_body
-from .fields import Number, SamplingFields
+from .fields import LoraField, Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai_reply import ChatWriter, CompletionWriter, ReplyWriter, respond
 from .standing import with_standing
@@ -111,6 +111,7 @@ class CommonBody(SamplingFields, kw_only=True):
     grammar: str | None = None
     json_schema: Any = None
     service_tier: Any = None
+    lora: list[LoraField] | None = None
 
     def constraint(self) -> Constraint | None:
         """What the reply must look like. Raises RequestError."""
@@ -328,6 +329,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         logprobs=_chat_logprobs(body),
+        lora=fields.lora(body.lora),
     )
 
 
@@ -400,6 +402,7 @@ def completion_requests(body: CompletionBody, rid: str, n_vocab: int | None) -> 
             constraint=body.constraint(),
             logprobs=-1 if logprobs is None else logprobs,
             suffix=body.suffix or None,
+            lora=fields.lora(body.lora),
         )
         for prompt in given
     ]

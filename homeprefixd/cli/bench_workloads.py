@@ -254,7 +254,7 @@ def progress_text(now: Snapshot) -> str:
 
 
 @contextlib.contextmanager
-def _started(given: dict[str, Any], parallel: int) -> Iterator[tuple[Started, Progress]]:
+def _started(given: dict[str, Any], parallel: int = 0) -> Iterator[tuple[Started, Progress]]:
     """Our target and maybe llama-server, neither running yet; both ended afterwards."""
     from ..bench.targets import Workplace
 
@@ -275,7 +275,7 @@ def _each(
     import asyncio
 
     rows: list[Row] = []
-    with _started(given, DEFAULT_PARALLEL) as (started, progress):
+    with _started(given) as (started, progress):
         for target in started.targets:
             progress.say(f"{target.name}: starting")
             target.fresh()

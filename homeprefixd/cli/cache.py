@@ -60,7 +60,8 @@ def daemon_of(url: str | None, given: Mapping[str, str | None]) -> str:
     return found
 
 
-def _directory(url: str | None, given: Mapping[str, str | None]) -> Path | None:
+def directory_of(url: str | None, given: Mapping[str, str | None]) -> Path | None:
+    """The cache directory that is meant; None where a daemon is named by its URL."""
     return None if url is not None else cache_directory(load_settings(given).config.cache.dir, os.environ)
 
 
@@ -69,7 +70,7 @@ def _directory(url: str | None, given: Mapping[str, str | None]) -> Path | None:
 def stats(url: str | None, as_json: bool, **given: str | None) -> None:
     """Show what the cache holds, and what it has saved today."""
     output = Output(as_json)
-    with reach(url, _directory(url, given)) as cache:
+    with reach(url, directory_of(url, given)) as cache:
         figures = cache.stats()
         seen = None if as_json or "daemon" not in figures else _seen(cache.where)
     if as_json:
@@ -123,9 +124,16 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         given_up = figures["pins"]["given_up"]
         lost = f" ({counted(given_up, 'block')} evicted: the budget is too small)" if given_up else ""
         rows.append(("pinned", counted(figures["pins"]["count"], "pin") + lost))
+    for share in figures.get("shares", ()):
+        text = f"{size_text(share['bytes'])} of {size_text(share['limit'])}"
+        rows.append((f"share of {share['kind']} {share['name']}", text))
     if figures["queue"]["nodes"]:
         waiting = f"{counted(figures['queue']['nodes'], 'block')}, {size_text(figures['queue']['bytes'])}"
         rows.append(("waiting to be written", waiting))
+    if figures.get("writes", {}).get("since"):
+        rows.append(("disk writes", _wear(figures["writes"])))
+    if "daemon" in figures and "scrub" in figures:
+        rows.append(("checked by itself", _scrubbed(figures["scrub"])))
     if "daemon" in figures:
         lookups, hits = counters["lookups"], counters["hits"]
         share = f" ({hits / lookups:.0%})" if lookups else ""
@@ -139,6 +147,21 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("damaged, lost, errors", ", ".join(count_text(counters[name]) for name in ("damaged", "lost", "errors"))),
         ]
     return rows
+
+
+def _wear(writes: Mapping[str, Any]) -> str:
+    """What flash wears by."""
+    bound = f" of {size_text(writes['daily_limit'])}" if writes["daily_limit"] else ""
+    return f"{size_text(writes['today'])}{bound} today, {size_text(writes['per_day'])} a day on average"
+
+
+def _scrubbed(scrub: Mapping[str, Any]) -> str:
+    """How the store checks what it holds while nothing else happens."""
+    last = f"last {age_text(scrub['last'])}" if scrub["last"] else "never to the end"
+    damaged = f", {count_text(scrub['damaged'])} damaged and removed" if scrub["damaged"] else ""
+    if scrub["running"]:
+        return f"running: {counted(scrub['nodes'], 'block')}, {size_text(scrub['bytes'])}{damaged}; {last}"
+    return f"off (cache.scrub_rate = 0); {last}" if not scrub["rate"] else last + damaged
 
 
 def _tier(tier: Mapping[str, Any], size: str) -> str:
@@ -156,7 +179,7 @@ def ls(url: str | None, as_json: bool, limit: int, model: str, **given: str | No
     no other.
     """
     output = Output(as_json)
-    with reach(url, _directory(url, given)) as cache:
+    with reach(url, directory_of(url, given)) as cache:
         found = cache.prefixes(limit, model)
         if model and not found["prefixes"]:
             _check_model(cache.stats(), model)
@@ -240,7 +263,7 @@ def purge(
     """
     what, text = _filter(everything, prefix, older_than, model)
     output = Output(as_json)
-    with reach(url, _directory(url, given)) as cache:
+    with reach(url, directory_of(url, given)) as cache:
         if not yes and sys.stdin.isatty() and not click.confirm(f"Remove {text} from {cache.where}?", err=True):
             raise HomeprefixdError("nothing was removed")
         done = cache.purge(what)

@@ -12,6 +12,7 @@ import click
 
 from ..config_sources import find_file, user_file
 from ..errors import ConfigError, HomeprefixdError
+from ..explain.causes import GATE
 from .cache import cache_flags, daemon_of
 from .output import Output, count_text, printable, seconds_text
 from .reach import call
@@ -53,6 +54,14 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
         lines.append(
             f"First token after {seconds_text(record['first_ms'] / 1e3)}:"
             f" {count_text(record.get('prompt', 0))} tokens of prompt, reused: {reused}"
+        )
+    gate = record.get("gate")
+    if gate and gate["known"]:
+        read = f"; all from disk and RAM {seconds_text(gate['load_s'])}" if gate.get("load_s") is not None else ""
+        computed = f", computed {seconds_text(gate['compute_s'])}" if gate.get("compute_s") is not None else ""
+        lines.append(
+            f"Of {count_text(gate['known'])} known tokens {count_text(gate['restored'])} were to be restored:"
+            f" {GATE.get(gate['reason'], gate['reason'])}{read}{computed}"
         )
     if explanation is None:
         return [*lines, "Nothing more is known of it: `records.explain` is off, or it has not ended."]

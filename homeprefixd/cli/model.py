@@ -154,6 +154,10 @@ def show(name: str, url: str | None, as_json: bool, **given: str | None) -> None
     rows += [(key, str(value)) for key, value in one.get("meta", {}).items() if key != "size"]
     if one.get("cache_mode"):
         rows.append(("reuse", one["cache_mode"] + (f": {one['cache_reason']}" if one["cache_reason"] else "")))
+    for adapter in one.get("adapters", []):
+        content = adapter["problem"] or f"sha256 {adapter['sha256'] or 'not known yet'}"
+        usual = ", used where a request names none" if adapter["default"] else ""
+        rows.append((f"adapter {adapter['id']}", f"{adapter['path']} at {adapter['scale']:g}{usual}: {content}"))
     rows += [(f"namespace {key}", text) for key, text in flat(one["namespace"])]
     output.table([Column("what"), Column("value", flexible=True)], rows)
     if not one["namespace"]:
@@ -169,10 +173,15 @@ def flat(namespace: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]
         if isinstance(value, Mapping):
             rows += flat(value, f"{above}{key}.")
         elif isinstance(value, list):
-            rows.append((f"{above}{key}", ", ".join(map(str, value)) or "none"))
+            rows.append((f"{above}{key}", ", ".join(map(_shown, value)) or "none"))
         else:
             rows.append((f"{above}{key}", str(value)))
     return rows
+
+
+def _shown(item: Any) -> str:
+    """Of a list. An adapter is one by its content and scale."""
+    return f"{item['sha256'][:12]} at {item['scale']:g}" if isinstance(item, Mapping) else str(item)
 
 
 @model.command()

@@ -33,6 +33,7 @@ from ..errors import (
 )
 
 if TYPE_CHECKING:
+    from ..frames import Transferred
     from ..prefix.client import AdminClient
 
 DAEMON_FILE = "daemon.json"
@@ -86,7 +87,7 @@ def api_key(file: str | None, environ: Mapping[str, str]) -> str:
 
 
 class Cache(Protocol):
-    """What `stats`, `ls` and `purge` need."""
+    """What `stats`, `ls`, `purge`, `pin` and `unpin` need."""
 
     where: str
     """For messages: the daemon's URL or the directory."""
@@ -101,6 +102,14 @@ class Cache(Protocol):
 
     def purge(self, what: Mapping[str, Any]) -> dict[str, Any]:
         """As `POST /cache/purge`, with one of all, prefix, older_than (seconds), model; `nodes` and `bytes` removed."""
+        ...
+
+    def pin(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """As `POST /cache/pin`; with nothing named, the list of what is pinned. A closed store needs `prefix`."""
+        ...
+
+    def unpin(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """As `POST /cache/unpin`. A closed store needs `prefix`, `label` or `all`."""
         ...
 
 
@@ -265,6 +274,12 @@ class DaemonCache:
     def purge(self, what: Mapping[str, Any]) -> dict[str, Any]:
         return dict(call(self.where, "/cache/purge", what))
 
+    def pin(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(call(self.where, "/cache/pin", body))
+
+    def unpin(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(call(self.where, "/cache/unpin", body))
+
 
 class ClosedCache:
     """The store of a directory that no daemon uses now."""
@@ -285,3 +300,35 @@ class ClosedCache:
         if done.error:
             raise NotFoundError(done.error)
         return {"nodes": done.nodes, "bytes": done.bytes}
+
+    def pin(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        names = known_without_model(body)
+        return {"pins": [msgspec.to_builtins(one) for one in self._client.pin(**names)]}
+
+    def unpin(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        names = known_without_model(body)
+        return {"pins": [msgspec.to_builtins(one) for one in self._client.unpin(**names)]}
+
+    def export(self, prefix: str, descriptor: int) -> dict[str, Any]:
+        """Write a prefix into a file."""
+        return _transferred(self._client.export(prefix, descriptor))
+
+    def import_(self, descriptor: int) -> dict[str, Any]:
+        """Read a prefix from a file."""
+        return _transferred(self._client.import_(descriptor))
+
+
+def known_without_model(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`body`, if no daemon is needed to know what it names. Raises UnavailableError."""
+    needs = {"messages": "a prompt", "prompt": "a prompt", "request_id": "a request"}
+    for field, what in needs.items():
+        if field in body:
+            raise UnavailableError(
+                f"{what} can be told from others by a running daemon only: start it with `homeprefixd serve`, or name"
+                " the prefix by --prefix and its id from `homeprefixd ls`"
+            )
+    return dict(body)
+
+
+def _transferred(done: Transferred) -> dict[str, Any]:
+    return {"nodes": done.nodes, "tokens": done.tokens, "bytes": done.bytes, "known_nodes": done.known}

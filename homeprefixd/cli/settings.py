@@ -21,7 +21,7 @@ SETTING_FLAGS: Mapping[str, tuple[str, str, str]] = {
     "--cache-dir": ("cache.dir", "DIR", "Where the store lies.  [default: $XDG_CACHE_HOME/homeprefixd]"),
     "--ctx": ("model.ctx", "N", "Tokens that one request may use.  [default: from model and memory]"),
     "--threads": ("model.threads", "N", "Threads that compute.  [default: physical cores]"),
-    "--parallel": ("model.parallel", "N", "Requests that run at once, 1 to 64.  [default: 4]"),
+    "--parallel": ("model.parallel", "N", "Requests that run at once, 1 to 64.  [default: 8]"),
     "--hot": ("cache.hot", "SIZE", "RAM for the cache, as 4GiB or 10%.  [default: from free memory]"),
     "--warm": ("cache.warm", "SIZE", "Disk for the cache, as 20GiB or 10%.  [default: from free disk]"),
     "--kv-type": ("model.kv_type", "TYPE", "f16, bf16, f32, q8_0, q4_0, q4_1, q5_0 or q5_1.  [default: f16]"),

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import click
 
 from ..errors import UnavailableError
-from .cache import cache_flags, daemon_of
+from .cache import cache_flags, directory_of
 from .output import Output, count_text, counted, size_text
-from .reach import failure, own_door
+from .reach import Cache, ClosedCache, failure, known_without_model, own_door, reach, running_daemon
 from .warming import body_of, named, names_of, prompt_flags
 
 _PATIENCE = 3_600.0  # s without a byte
@@ -47,7 +47,8 @@ def export(
 ) -> None:
     """Write a stored prefix into a file, for another machine.
 
-    FILE names the prompt, as for `warm`. The file holds the prompt's content in a form that can be read back.
+    FILE names the prompt, as for `warm`; with the daemon stopped it is named by --prefix. The file holds the prompt's
+    content in a form that can be read back.
     """
     body = body_of(request_file, text, model)
     if names_of(body, prefix, request_id) != 1:
@@ -55,10 +56,17 @@ def export(
     if target == "-" and as_json:
         raise click.UsageError("--json needs a FILE to write to", click.get_current_context())
     body |= named(prefix, request_id, None)
-    data = json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    with _asked(daemon_of(url, given), "/cache/export", data, headers) as reply, _written(target) as out:
-        size = _copy(reply, out)
+    directory = directory_of(url, given)
+    url = url if directory is None else running_daemon(directory)
+    if url is None:
+        known_without_model(body)
+        with reach(None, directory) as cache, _written(target) as out:
+            size = _export_closed(cache, body["prefix"], out)
+    else:
+        data = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        with _asked(url, "/cache/export", data, headers) as reply, _written(target) as out:
+            size = _copy(reply, out)
     output = Output(as_json)
     if as_json:
         output.document({"file": str(Path(target).absolute()), "bytes": size})
@@ -72,8 +80,8 @@ def export(
 def import_(url: str | None, as_json: bool, source: str, **given: str | None) -> None:
     """Take in a prefix that `export` has written.
 
-    On this machine the same model must run with the same settings of K and V; else it is refused, and what differs is
-    named. FILE - is standard input.
+    On this machine the same model must run with the same settings of K and V, or have run so, where the daemon is
+    stopped; else it is refused, and what differs is named. FILE - is standard input.
     """
     headers = {"Content-Type": "application/octet-stream"}
     with contextlib.ExitStack() as stack:
@@ -86,14 +94,35 @@ def import_(url: str | None, as_json: bool, source: str, **given: str | None) ->
                 headers["Content-Length"] = str(os.fstat(data.fileno()).st_size)
             except OSError as error:
                 raise click.UsageError(f"{source} cannot be read: {error.strerror or error}") from error
-        reply = stack.enter_context(_asked(daemon_of(url, given), "/cache/import", data, headers))
-        done: dict[str, Any] = json.load(reply)
+        directory = directory_of(url, given)
+        url = url if directory is None else running_daemon(directory)
+        done: dict[str, Any]
+        if url is None:
+            done = _closed(stack.enter_context(reach(None, directory))).import_(data.fileno())
+        else:
+            done = json.load(stack.enter_context(_asked(url, "/cache/import", data, headers)))
     output = Output(as_json)
     if as_json:
         output.document(done)
     else:
         known = f"; {counted(done['known_nodes'], 'block')} were there already" if done["known_nodes"] else ""
         output.line(f"{count_text(done['tokens'])} tokens, {size_text(done['bytes'])} of state imported{known}")
+
+
+def _export_closed(cache: Cache, prefix: str, out: BinaryIO) -> int:
+    """Bytes that were written."""
+    out.flush()
+    _closed(cache).export(prefix, out.fileno())
+    with contextlib.suppress(OSError):  # a pipe has no size
+        return os.fstat(out.fileno()).st_size
+    return 0
+
+
+def _closed(cache: Cache) -> ClosedCache:
+    """A cache that no daemon runs on. Raises UnavailableError if one was started meanwhile."""
+    if isinstance(cache, ClosedCache):
+        return cache
+    raise UnavailableError(f"a daemon was started meanwhile, at {cache.where}: try again")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`warm`, `match`, `pin`, `unpin`: prefixes by hand, through the running daemon."""
+"""`warm`, `match`, `pin`, `unpin`: prefixes by hand. Prompts need the running daemon; pins by id or label do not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from .cache import age_seconds, cache_flags, daemon_of, identifier
+from .cache import age_seconds, cache_flags, daemon_of, directory_of, identifier
 from .output import Column, Output, age_text, count_text, seconds_text, size_text
-from .reach import call
+from .reach import call, reach
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -163,6 +163,7 @@ def pin(
     """Keep a prefix on disk, whatever else is stored; alone: list what is pinned.
 
     What is pinned is not evicted, nor what comes before it, as long as the budget can be kept. FILE as for `warm`.
+    With the daemon stopped, a prefix is named by --prefix.
     """
     body = body_of(request_file, text, model)
     names = names_of(body, prefix, request_id)
@@ -173,7 +174,8 @@ def pin(
     body |= named(prefix, request_id, label)
     if ttl is not None:
         body["ttl"] = age_seconds(ttl, "--ttl")
-    found = dict(call(daemon_of(url, given), "/cache/pin", body))
+    with reach(url, directory_of(url, given)) as cache:
+        found = cache.pin(body)
     output = Output(as_json)
     if as_json:
         output.document(found)
@@ -205,7 +207,10 @@ def unpin(
     everything: bool,
     **given: str | None,
 ) -> None:
-    """Let a pinned prefix be evicted again."""
+    """Let a pinned prefix be evicted again.
+
+    With the daemon stopped, by --prefix, --label or --all.
+    """
     body = body_of(request_file, text, model)
     if names_of(body, prefix, request_id) + bool(label) + everything != 1:
         raise click.UsageError(
@@ -214,7 +219,8 @@ def unpin(
     body |= named(prefix, request_id, label)
     if everything:
         body["all"] = True
-    found = dict(call(daemon_of(url, given), "/cache/unpin", body))
+    with reach(url, directory_of(url, given)) as cache:
+        found = cache.unpin(body)
     output = Output(as_json)
     if as_json:
         output.document(found)

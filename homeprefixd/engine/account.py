@@ -19,6 +19,7 @@ from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length
 from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens
+from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
 
 _LONGEST_REPLY = 1 << 18  # characters of a reply that are remembered
@@ -40,12 +41,12 @@ class Accountant:
         self,
         piece: Callable[[int], bytes],
         emit: Callable[[Frame], None],
-        stored: Callable[[str, bytes], bytes] = lambda salt, tokens: b"",
+        stored: Callable[[Space, bytes], bytes] = lambda space, tokens: b"",
         grain: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32 LE)
-        of the stored prompt that begins as the given ones, in a request's salt; asked where none is remembered.
+        of the stored prompt that begins as the given ones, in a request's namespace; asked where none is remembered.
         `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
         so nothing is said to be evicted.
         """
@@ -81,11 +82,11 @@ class Accountant:
                         self._memory.forget(rid)
         self._emit(frame)
 
-    def take(self, generate: Generate, tokens: list[int], rules: dict[str, int]) -> None:
-        """Tell of a request's prompt. Raises ChannelClosedError only."""
+    def take(self, generate: Generate, tokens: list[int], rules: dict[str, int], lora: Chosen = ()) -> None:
+        """Tell of a request's prompt; `lora`: what its adapters are. Raises ChannelClosedError only."""
         began = self._clock()
         try:
-            account = self._account(generate, tokens, rules)
+            account = self._account(generate, tokens, rules, Space(generate.salt, lora))
         except Exception:
             logger.exception("request %s could not be accounted for", generate.rid)
             return
@@ -93,12 +94,12 @@ class Accountant:
         self.count += 1
         self._emit(account)
 
-    def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int]) -> Account:
+    def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int], space: Space) -> Account:
         pieces = [self._piece(token) for token in tokens]
         text = b"".join(pieces).decode(errors="surrogateescape")
         prompt = Prompt(text, generate.messages, generate.tools or ())
         ends = _Ends(text, pieces)
-        new = Known(generate.rid, generate.client, generate.salt, prompt, to_le(tokens), words_of(tokens))
+        new = Known(generate.rid, generate.client, space, prompt, to_le(tokens), words_of(tokens))
         with self._lock:
             found = self._memory.resembles(new)
             if generate.cache and generate.rid not in self._early:
@@ -115,8 +116,9 @@ class Accountant:
         if len(other.tokens) // 4 - common <= _SEAM:
             known = max(common, ends.token_at(common_length(whole, text)))
         finding = self._finding(other, prompt, ends)
-        if other.salt != generate.salt:
-            finding = Finding("other_namespace", "`cache_salt`", 0, "", "", "", len(tokens))
+        if other.space != space:
+            field = "`lora`" if other.space.salt == space.salt else "`cache_salt`"
+            finding = Finding("other_namespace", field, 0, "", "", "", len(tokens))
             known = 0
         return Account(
             generate.rid,
@@ -141,12 +143,12 @@ class Accountant:
         Not `done`: the path may be the request's own, whose blocks are stored as they are computed, and what is stored
         was not evicted.
         """
-        tokens = self._stored(new.salt, new.tokens)
+        tokens = self._stored(new.space, new.tokens)
         common = common_tokens(tokens, new.tokens)
         if common < _LEAST_COMMON:
             return None
         text = b"".join(map(self._piece, from_le(tokens))).decode(errors="surrogateescape")
-        return Known("", new.client, new.salt, Prompt(text), tokens, frozenset()), common
+        return Known("", new.client, new.space, Prompt(text), tokens, frozenset()), common
 
     @staticmethod
     def _finding(other: Known, prompt: Prompt, ends: _Ends) -> Finding | None:

@@ -7,6 +7,7 @@ Context belongs to one thread; a Model's tokenising may be used from any.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError, RequestError
+from ..lora import Chosen
 from .devices import Device, device_list
 from .failures import DecodeError
 from .kernels import Kernels, choose_kernels
@@ -418,11 +420,15 @@ class Context:
                 f" {reason}. Lower {setting_name}, or free memory.",
                 code="context_failed",
             )
+        self.lora: Chosen = ()
+        """What it computes with, see `adapters.py`."""
         self.memory = C.llama_get_memory(self.pointer)
         if not self.memory:
             self.close()
             raise ModelError(f"{model.path}: llama.cpp gives its context no memory, so it cannot generate text.")
         self.n_ctx = int(C.llama_n_ctx(self.pointer))
+        self.native_seconds = 0.0
+        """Time that was spent in llama.cpp: computing and sampling."""
 
     def _create(self, flash_attention: bool) -> Any:
         wanted = self.settings
@@ -447,7 +453,9 @@ class Context:
 
     def decode(self, batch: Batch) -> bool:
         """Compute a batch. False: there is no room for it, nothing was changed. Raises DecodeError on failure."""
+        began = time.perf_counter()
         result = C.llama_decode(self.pointer, batch.raw)
+        self.native_seconds += time.perf_counter() - began
         if result == 0:
             return True
         if result == 1:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..config import AT_ONCE
 from ..errors import ModelError
 from ..machine import available_memory
 from .bindings import Model
 from .places import MOST
 
 DEFAULT_CTX = 32768
+FULL = 4
+"""Requests of full length that the pool has room for where nobody says, if memory allows."""
 _ROUND = 256  # what llama.cpp pads a context to
 _ALIAS = 4096
 """Cells. Without flash attention V has a row of all cells for each dimension. A pool that is a multiple of this puts
@@ -93,12 +96,24 @@ def choose(
     return Capacity(own, chosen)
 
 
+def at_once(model: Model, *, on_gpu: bool) -> int:
+    """Sequences that may run at once where nobody says: those that find no cells wait all the same.
+
+    `FULL` where llama.cpp sets memory aside for each: a state or a window, or on a GPU, room for outputs.
+    """
+    return FULL if _has_own_memory(model) or on_gpu else AT_ONCE
+
+
+def _has_own_memory(model: Model) -> bool:
+    return model.is_recurrent or model.is_hybrid or model.n_swa > 0
+
+
 def split(model: Model, size: Capacity, parallel: int, *, on_gpu: bool, has_scores: bool) -> list[int]:
     """The pool as cells of one or more contexts, each of which holds one request; see `places.py` for why.
 
     One where the state is not of full attention alone, and on a GPU, where memory is dear.
     """
-    plain = not (model.is_recurrent or model.is_hybrid or model.n_swa or original_context(model))
+    plain = not (_has_own_memory(model) or original_context(model))
     # `choose` may have taken `_ROUND` off, which must not cost a whole context
     count = max(1, min(parallel, (size.pool + _ROUND) // size.ctx, MOST)) if plain and not on_gpu else 1
     if count == 1:

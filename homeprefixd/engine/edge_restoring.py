@@ -90,6 +90,8 @@ class EdgeRestorer(Restorer):
         self._counters["restore_tokens"] += end
         if not sequence.started:
             sequence.cached = end
+            in_edge = not self._slicer.size.per_token  # spans have nothing in them
             for node in plan:
                 if not node.edge:
-                    sequence.tiers[node.tier] = sequence.tiers.get(node.tier, 0) + node.use
+                    tier = plan[-1].tier if in_edge else node.tier
+                    sequence.tiers[tier] = sequence.tiers.get(tier, 0) + node.use

@@ -19,6 +19,7 @@ from .edges import EdgeSlicer
 from .namespaces import Namespaces
 from .saving import PAUSE, SLOW, preview
 from .sequence import Sequence
+from .sharing import LEAST
 from .slices import SliceError
 from .store import Slot, Store
 
@@ -29,12 +30,20 @@ _WINDOW = "window"
 
 @dataclass(frozen=True)
 class _Piece:
-    """A node to be saved. `edge`: what its edge is for, "" for none; `known`: its span is in the store already."""
+    """A node to be saved. `edge`: what its edge is for, "" for none.
+
+    `span_bytes`, `edge_bytes`: of what is to be saved of it, 0 for nothing.
+    """
 
     start: int
     end: int
     edge: str
-    known: bool = False
+    span_bytes: int
+    edge_bytes: int
+
+    @property
+    def sizes(self) -> list[int]:
+        return [size for size in (self.span_bytes, self.edge_bytes) if size]
 
 
 class EdgeSaver:
@@ -51,21 +60,23 @@ class EdgeSaver:
         """Export what became whole and, where a point or (`tail`) the sequence ends, what can be gone on from."""
         if not sequence.request.cache or sequence.no_save or sequence.n_past <= sequence.restored:
             return
+        if sequence.n_past < LEAST:
+            return
         pieces = self._pieces(sequence, tail)
         if not pieces:
             return
         began = time.perf_counter()
-        namespace = self._namespaces.opened(sequence.request.salt)
+        namespace = self._namespaces.opened(sequence.request.space)
         if namespace is None or not self._store.connected or began < self._paused_until:
             self._counters["save_skipped"] += 1
             return
-        sizes = [size for piece in pieces for size in self._sizes(piece)]
+        sizes = [size for piece in pieces for size in piece.sizes]
         slots = list(self._store.reserve(sizes))
         if len(slots) < len(sizes) or time.perf_counter() - began > SLOW:
             self._paused_until = time.perf_counter() + PAUSE
         nodes = self._export(sequence, namespace, pieces, slots)
         if nodes:
-            self._store.commit(namespace, nodes)
+            self._store.commit(namespace, nodes, sequence.request.owner)
             edges = sum(node.tokens == EDGE for node in nodes)
             self._counters["save_edges"] += edges
             self._counters["save_tokens"] += sum(len(node.tokens) // 4 for node in nodes) - edges
@@ -78,13 +89,13 @@ class EdgeSaver:
         if tail and not kind:
             kind = "prompt" if end <= sequence.n_prompt else "reply"
         pieces = [
-            _Piece(at, at + BLOCK_TOKENS, self._edge(sequence, at, at + BLOCK_TOKENS, kind))
+            self._piece(sequence, at, at + BLOCK_TOKENS, self._edge(sequence, at, at + BLOCK_TOKENS, kind))
             for at in range(start, whole, BLOCK_TOKENS)
         ]
         if kind and end > whole:
-            pieces.append(_Piece(whole, end, kind))
+            pieces.append(self._piece(sequence, whole, end, kind))
         elif kind and not pieces:
-            pieces.append(_Piece(end - BLOCK_TOKENS, end, kind, known=True))
+            pieces.append(self._piece(sequence, end - BLOCK_TOKENS, end, kind, known=True))
         return pieces
 
     def _edge(self, sequence: Sequence, start: int, end: int, kind: str) -> str:
@@ -97,25 +108,24 @@ class EdgeSaver:
         )
         return _WINDOW if needed else ""
 
-    def _sizes(self, piece: _Piece) -> list[int]:
-        count = piece.end - piece.start
-        span = [] if piece.known else [self._slicer.size.of(count)]
-        return [*span, self._slicer.edge.of(count)] if piece.edge else span
+    def _piece(self, sequence: Sequence, start: int, end: int, edge: str, *, known: bool = False) -> _Piece:
+        span_bytes = 0 if known else self._slicer.size.of(end - start)
+        edge_bytes = self._slicer.edge_bytes(sequence.seq_id, start, end) if edge else 0
+        return _Piece(start, end, edge, span_bytes, edge_bytes)
 
     def _export(self, sequence: Sequence, namespace: bytes, pieces: list[_Piece], slots: list[Slot]) -> list[NewNode]:
         nodes: list[NewNode] = []
         left = list(slots)
         per_token = sequence.unsaved_cost / max(1, pieces[-1].end - max(pieces[0].start, sequence.restored))
         for piece in pieces:
-            needed = len(self._sizes(piece))
+            needed = len(piece.sizes)
             if len(left) < needed:
                 break
-            span = None if piece.known else left[0]
+            span = left[0] if piece.span_bytes else None
             edge = left[needed - 1] if piece.edge else None
-            count = piece.end - piece.start
             views = (
-                None if span is None else span.view[: self._slicer.size.of(count)],
-                None if edge is None else edge.view[: self._slicer.edge.of(count)],
+                None if span is None else span.view[: piece.span_bytes],
+                None if edge is None else edge.view[: piece.edge_bytes],
             )
             try:
                 self._slicer.export_node(sequence.seq_id, piece.start, piece.end, *views)
@@ -149,14 +159,24 @@ class EdgeSaver:
             cost = per_token * computed
             sequence.unsaved_cost = max(0.0, sequence.unsaved_cost - cost)
             kind = "prompt" if end <= sequence.n_prompt else "reply"
-            size, text = self._slicer.size.of(end - start), preview(self._model, tokens)
+            text = preview(self._model, tokens)
             holds = edge is not None
             nodes.append(
-                NewNode(parent, to_le(tokens), start, span.offset, size, grid, cost, kind, text, holds_edge=holds)
+                NewNode(
+                    parent,
+                    to_le(tokens),
+                    start,
+                    span.offset,
+                    piece.span_bytes,
+                    grid,
+                    cost,
+                    kind,
+                    text,
+                    holds_edge=holds,
+                )
             )
             if end - start == BLOCK_TOKENS:
                 sequence.saved = end
         if edge is not None:
             own = block_key(parent, to_le(tokens))
-            size = self._slicer.edge.of(end - start)
-            nodes.append(NewNode(own, EDGE, end, edge.offset, size, grid, 0.0, piece.edge, ""))
+            nodes.append(NewNode(own, EDGE, end, edge.offset, piece.edge_bytes, grid, 0.0, piece.edge, ""))

@@ -61,6 +61,10 @@ class EdgeSlicer(Slicer):
         self._bare = bare
         self._buffer: _Bytes = np.zeros(0, np.uint8)
 
+    def edge_bytes(self, seq: int, start: int, end: int) -> int:
+        """Of the edge of a node of `seq`."""
+        return self.edge.of(end - start)
+
     def export_node(self, seq: int, start: int, end: int, span: memoryview | None, edge: memoryview | None) -> None:
         """Write the state of positions [start, end) of `seq`: what is not None. Raises SliceError.
 

@@ -143,6 +143,7 @@ def last_frames(sequence: Sequence, reason: str, now: float, stored: int) -> lis
         stop=sequence.text.stopped,
         timings=sequence.timings(now),
         stored=stored,
+        gate=sequence.gate,
     )
     if reply is not None:
         delta = reply.finish(sequence, rest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as C  # noqa: N812
 
-from ..prefix.blocks import EDGES, FORMAT_VERSION, Edges
+from ..prefix.blocks import ADAPTERS, EDGES, FORMAT_VERSION, Edges
 from .bindings import Context, Model
 from .capacity import original_context
 
@@ -34,10 +34,11 @@ def describe(
     gpu_layers: int,
     salt: str,
     edges: Edges | None = None,
+    adapters: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The description. `sha256`: of the model's content; `libraries`: from `library_hashes`.
 
-    `edges`: what states need to be resumed, where they have edges.
+    `edges`: what states need to be resumed, where they have edges; `adapters`: from `lora.described`.
     """
     original = original_context(model)
     return {
@@ -59,13 +60,13 @@ def describe(
             "yarn_beta_slow": model.meta("{arch}.rope.scaling.yarn_beta_slow") or "",
             "factors": ("long" if context.n_ctx > original else "short") if original else "",
         },
-        "adapters": [],
         "llama_cpp": version("llama-cpp-python"),
         "libraries": libraries,
         "cpu": C.llama_print_system_info().decode().strip(),
         "kernels": list(model.kernels.names) if model.kernels.allowed else [],
         "gpu_layers": gpu_layers if C.llama_supports_gpu_offload() else 0,
         "salt": salt,
+        **(adapters or {ADAPTERS: []}),
         **({} if edges is None else {EDGES: edges._asdict()}),
     }
 

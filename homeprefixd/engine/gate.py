@@ -13,7 +13,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from ..frames import PlanNode
+from ..frames import GateDecision, PlanNode
 from ..prefix.blocks import BLOCK_TOKENS
 
 _CALLS = 8  # prefill calls and
@@ -106,35 +106,53 @@ class Gate:
         tokens = self._counters["restore_tokens"]
         return self._counters["restore_seconds"] / tokens if tokens >= _TOKENS else 0.0
 
-    def choose(self, plan: tuple[PlanNode, ...], total: int, warm_rate: float) -> tuple[PlanNode, ...]:
-        """The first nodes of `plan` that are to be restored, of a prompt of `total` tokens.
+    def choose(
+        self, plan: tuple[PlanNode, ...], total: int, warm_rate: float, *, whole: bool = False
+    ) -> tuple[tuple[PlanNode, ...], GateDecision]:
+        """The first nodes of `plan` that are to be restored, of a prompt of `total` tokens, and why.
 
-        `warm_rate`: bytes a second that come from disk; 0: not known.
+        `warm_rate`: bytes a second that come from disk; 0: not known. `whole`: a part of the plan is of no use.
         """
         if not plan:
-            return plan
+            return plan, GateDecision(0, 0, "unknown", disk_rate=warm_rate)
         known = plan[-1].start + plan[-1].use
-        best = self._best(plan, total, warm_rate)
+        best, reason = len(plan), "unmeasured"
+        load: float | None = None
+        compute: float | None = None
+        if self._tells():
+            load, compute = self._load_cost(plan, warm_rate), self.prefill.predict(0, known)
+            best = self._best(plan, total, warm_rate, whole)
+            reason = "faster" if best == len(plan) else "computed"
         if best < len(plan):
             self._refused += 1
             if self._refused % _TRY_AGAIN == 0:
-                best = len(plan)
+                best, reason = len(plan), "again"
         chosen = plan[:best]
         kept = chosen[-1].start + chosen[-1].use if chosen else 0
         self._counters["gate_loaded"] += kept
         self._counters["gate_computed"] += known - kept
+        tiers: dict[str, int] = {}
+        for node in plan:
+            tiers[node.tier] = tiers.get(node.tier, 0) + node.use
+        rate = known / compute if compute else 0.0
+        decision = GateDecision(known, kept, reason, tiers, load, compute, warm_rate, rate)
         if kept < known:
-            logger.debug(
-                "%d of %d known tokens are restored: faster to compute the rest (disk %.1f MB/s, %.3g s for %d tokens)",
-                kept, known, warm_rate / 1e6, self.prefill.predict(kept, known), known - kept,
-            )  # fmt: skip
-        return chosen
+            logger.debug("%d of %d known tokens are restored: %s", kept, known, decision)
+        return chosen, decision
 
-    def _best(self, plan: tuple[PlanNode, ...], total: int, warm_rate: float) -> int:
-        """How many nodes to restore so that the prompt is done soonest; of equals the most."""
+    def _tells(self) -> bool:
+        """Whether enough is measured; not where calls were too much alike to tell."""
         _call, token, depth = self.prefill.parts
-        if not token and not depth:  # not known yet, or calls were too much alike to tell
-            return len(plan)
+        return bool(token or depth)
+
+    def _load_cost(self, plan: tuple[PlanNode, ...], warm_rate: float) -> float:
+        """Seconds to restore all of it."""
+        from_disk = sum(node.size for node in plan if node.tier == "warm")
+        tokens = sum(node.count for node in plan)
+        return self.import_cost() * tokens + (from_disk / warm_rate if warm_rate > 0 else 0.0)
+
+    def _best(self, plan: tuple[PlanNode, ...], total: int, warm_rate: float, whole: bool) -> int:
+        """How many nodes to restore so that the prompt is done soonest; of equals the most."""
         each = self.import_cost()
         loading = 0.0
         computing = self.prefill.predict(0, total)
@@ -144,7 +162,7 @@ class Gate:
             if node.tier == "warm" and warm_rate > 0:
                 loading += node.size / warm_rate
             computing = self.prefill.predict(node.start + node.use, total)
-            if loading + computing <= sum(at_best):
+            if loading + computing <= sum(at_best) and (not whole or index == len(plan) - 1):
                 best, at_best = index + 1, (loading, computing)
         rest_computed, rest_loaded = at_best[1] - computing, loading - at_best[0]
         return best if rest_computed * _MARGIN < rest_loaded else len(plan)

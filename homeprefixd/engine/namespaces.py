@@ -1,4 +1,4 @@
-"""The namespaces of one loaded model: their description once its hash is known, and their keys, by salt.
+"""The namespaces of one loaded model: their description once its hash is known, and their keys, by what a request asks.
 
 Hashing a large file takes minutes on a slow disk, so it has a thread of its own; until it is done, requests are served
 without look-ups. Any thread may ask.
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..lora import Space, choose, described
+from .adapters import Adapters
 from .fingerprint import combine, file_identity, hash_file, model_files
 from .store import Store
 
@@ -24,23 +26,30 @@ _OPEN_TIMEOUT = 0.5
 
 
 class Namespaces:
-    """`describe` makes the description from (SHA-256 of the model, salt); it may be slow, the thread calls it."""
+    """`describe` makes the description from (SHA-256 of the model, salt, adapters); it may be slow.
+
+    `adapters` are hashed, too; a request whose adapter's content is not known has no namespace.
+    """
 
     def __init__(
         self,
         store: Store,
         path: Path,
         salt: str,
-        describe: Callable[[str, str], dict[str, Any]],
+        describe: Callable[[str, str, dict[str, Any]], dict[str, Any]],
         on_known: Callable[[dict[str, Any], list[str]], None],
+        adapters: Adapters | None = None,
     ) -> None:
         self._store, self._path, self._salt = store, path, salt
         self._describe, self._on_known = describe, on_known
         self._lock = threading.Lock()
         self._sha256 = ""
-        self.description: dict[str, Any] = {}  # without a request's salt; empty until the hash is known
+        self._adapters = adapters or Adapters()
+        self.usual = Space("", choose(self._adapters.infos, None, damaged=True))
+        """What most requests have."""
+        self.description: dict[str, Any] = {}  # of a request that asks nothing; empty until the hash is known
         self.mismatch: list[str] = []  # what differs from stored prefixes of the same file, as the store told
-        self._keys: dict[str, bytes] = {}
+        self._keys: dict[Space, bytes] = {}
         self._ended = False
         self._yielding = False
         self._learned = threading.Event()
@@ -66,45 +75,72 @@ class Namespaces:
         with self._lock:
             self._keys.clear()
 
-    def opened(self, salt: str) -> bytes | None:
-        """The key for a request's salt if it is known to the store; never waits."""
-        return self._keys.get(salt)
+    def opened(self, space: Space) -> bytes | None:
+        """The key for a request if it is known to the store; never waits."""
+        return self._keys.get(space)
 
-    def key(self, salt: str) -> bytes | None:
-        """The key for a request's salt; tells the store if need be (at most 0.5 s). None: not known now."""
-        known = self._keys.get(salt)
+    def open_usual(self) -> None:
+        """Tell the store of the namespace that most requests have, so that it is known before the first comes."""
+        self.key(self.usual)
+
+    def key(self, space: Space) -> bytes | None:
+        """The key for a request; tells the store if need be (at most 0.5 s). None: not known now."""
+        known = self._keys.get(space)
         if known is not None or not self._sha256 or not self._store.connected:
             return known
-        # Joined so that no pair of salts can be mistaken for another pair.
-        both = self._salt if not salt else f"{len(self._salt)}:{self._salt}{salt}"
-        opened = self._store.open_namespace(self._describe(self._sha256, both), _OPEN_TIMEOUT)
+        description = self._description(space)
+        opened = self._store.open_namespace(description, _OPEN_TIMEOUT) if description is not None else None
         if opened is None:
             return None
         for line in opened.mismatch:
             logger.info("stored prefixes of this model cannot be used: %s", line)
         with self._lock:
-            self._keys[salt] = opened.key
-        if not salt and list(opened.mismatch) != self.mismatch:
-            self.mismatch = list(opened.mismatch)
+            self._keys[space] = opened.key
+            new = [line for line in opened.mismatch if line not in self.mismatch]
+            self.mismatch = self.mismatch + new if not space.salt else self.mismatch
+        if new and not space.salt:
             self._on_known(self.description, self.mismatch)
         return opened.key
 
+    def _description(self, space: Space) -> dict[str, Any] | None:
+        adapters = described(self._adapters.infos, space.lora)
+        # Joined so that no pair of salts can be mistaken for another pair.
+        both = self._salt if not space.salt else f"{len(self._salt)}:{self._salt}{space.salt}"
+        return None if adapters is None else self._describe(self._sha256, both, adapters)
+
     def _learn(self) -> None:
         try:
-            self._sha256 = combine([self._hash(part) for part in model_files(self._path)])
+            sha256 = combine([self._hash(part) for part in model_files(self._path)])
         except OSError as error:
             logger.warning("the cache stays off: %s cannot be hashed: %s", self._path, error)
             self._learned.set()
             return
         except _EndedError:
             return
-        self.description = self._describe(self._sha256, self._salt)
+        try:
+            self._learn_adapters()
+        except _EndedError:
+            return
+        self._sha256 = sha256
+        self.description = self._description(self.usual) or self._describe(sha256, self._salt, {})
         self._on_known(self.description, self.mismatch)
-        self.key("")
+        self.open_usual()
         self._learned.set()
 
-    def _hash(self, path: Path) -> str:
-        identity = file_identity(path)
+    def _learn_adapters(self) -> None:
+        for index, adapter in enumerate(self._adapters.infos):
+            if adapter.problem:
+                continue
+            try:
+                # Of the file as it was when it was loaded: one that was trained again since is another one.
+                self._adapters.hashed(index, self._hash(Path(adapter.path), self._adapters.identity(index)))
+            except OSError as error:
+                logger.warning("requests with the adapter %s are not cached: %s: %s", adapter.id, adapter.path, error)
+
+    def _hash(self, path: Path, identity: tuple[int, int, int, int] | None = None) -> str:
+        identity = identity or file_identity(path)
+        if file_identity(path) != identity:
+            raise OSError("it has changed since it was loaded")
         asked = lowered = False
 
         def remembered() -> str | None:

@@ -23,6 +23,7 @@ MOST = 4
 _READING = 2.0  # bytes of weights that are read in the time that attention takes for a byte of K and V (measured)
 _PREFILL_CELL = 0.3  # what a cell costs a token of a prefill, as a share of what it costs one of decode (measured)
 _PREFILL_CALL = 0.3  # what a token of a prefill costs, as a share of what it takes to read the weights (measured)
+_SWITCH = 0.1  # what other adapters in a context cost each step, as a share of what it takes to read the weights
 _REPLY = 100  # tokens that a reply of no certain length is guessed to have
 _LONG_REPLY = 256  # more are seldom used
 
@@ -63,6 +64,11 @@ class Places:
         """Where a sequence is."""
         return self.all[seq // self._stride]
 
+    @property
+    def native_seconds(self) -> float:
+        """Time that was spent in llama.cpp."""
+        return sum(place.context.native_seconds for place in self.all)
+
     def cost(self, place: Place, sequence: Sequence, shared: int) -> float:
         """What `sequence` costs in `place`, over its life, more than running alone with all its prompt known.
 
@@ -76,7 +82,9 @@ class Places:
             return computing
         others = sum(len(other.tokens) for other in place.residents.values()) - shared
         each = others + len(place.residents) * (tokens - shared)
-        return computing + reply * (each - self._weights_in_cells) + _PREFILL_CELL * missing * others
+        alike = any(other.request.lora == request.lora for other in place.residents.values())
+        saved = self._weights_in_cells if alike else -_SWITCH * self._weights_in_cells
+        return computing + reply * (each - saved) + _PREFILL_CELL * missing * others
 
     def close(self) -> None:
         for place in self.all:

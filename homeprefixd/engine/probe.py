@@ -17,30 +17,40 @@ import subprocess
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from ..errors import ModelError
-from ..frames import LoadModel
+from ..frames import AdapterFile, LoadModel
 from ..supervise import Exit, child_environment, module_command
 
 MEMO = "probes.json"
+ADAPTERS_MEMO = "adapters.json"
+WHOLE = "--whole"
+"""Argument of the process: the state is not to be cut into blocks."""
+
+ADAPTERS = "--adapters"
+"""Argument of the process: only the model's adapters are tried. It says what is wrong with each, as JSON."""
+
 LOADED = "loaded"
 """What the process says first, on a line of its own; then its outcome as JSON."""
 
 _HEAD = 8 << 20  # bytes of the file: metadata and names of tensors, after the vocabulary
 _SECONDS = 900.0
 _REMEMBERED = 200
+_WAYS = 2  # another number when outcomes may be others than before
 _WORDS = 40  # last lines
+
+Remembered = TypeVar("Remembered")
 
 logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """`mode` as in `ModelInfo.cache_mode`; `reason` says why it is off."""
+    """`mode` as in `ModelInfo.cache_mode`; `reason` says why it is off, or not in blocks."""
 
-    mode: Literal["blocks", "blocks with edges", "off"]
+    mode: Literal["blocks", "blocks with edges", "whole sequence", "off"]
     reason: str = ""
 
 
@@ -54,7 +64,7 @@ def probe(load: LoadModel, directory: Path) -> Outcome | None:
         key = _key(load)
     except OSError:
         return None  # loading it says more
-    known = _remembered(memo).get(key)
+    known = _remembered(memo, Outcome).get(key)
     if known is not None:
         return known
     began = time.monotonic()
@@ -63,8 +73,60 @@ def probe(load: LoadModel, directory: Path) -> Outcome | None:
         logger.info(
             "%s was probed in %.1f s: %s", load.path, time.monotonic() - began, ": ".join(filter(None, outcome))
         )
-        _remember(memo, key, outcome)
+        _remember(memo, {key: outcome})
     return outcome
+
+
+def probe_adapters(load: LoadModel, directory: Path) -> list[AdapterFile]:
+    """The model's adapters, those that llama.cpp dies of with that as their `problem`. Tried if never seen."""
+    if not load.adapters:
+        return []
+    memo = directory / ADAPTERS_MEMO
+    try:
+        model = _key(load)
+    except OSError:
+        return load.adapters  # loading the model says more
+    known = _remembered(memo, str)
+    keys = [_adapter_key(model, file) for file in load.adapters]
+    untried = [
+        (key, file)
+        for key, file in zip(keys, load.adapters, strict=True)
+        if key and key not in known and not file.problem
+    ]
+    while untried:
+        found = _run_adapters(load, [file for _, file in untried])
+        if not found:
+            break  # it cannot be found out now
+        new = dict(zip([key for key, _ in untried], found, strict=False))
+        known |= new
+        _remember(memo, new)
+        untried = untried[len(found) :]
+    return [
+        msgspec.structs.replace(file, problem=file.problem or known.get(key, ""))
+        for key, file in zip(keys, load.adapters, strict=True)
+    ]
+
+
+def _adapter_key(model: str, file: AdapterFile) -> str:
+    """ "" if it cannot be read."""
+    try:
+        with open(file.path, "rb") as opened:
+            head, size = opened.read(_HEAD), os.fstat(opened.fileno()).st_size
+    except OSError:
+        return ""
+    return f"{hashlib.sha256(head).hexdigest()} {size} {model}"
+
+
+def _run_adapters(load: LoadModel, files: list[AdapterFile]) -> list[str]:
+    """What is wrong with each, "" for nothing, up to the first that llama.cpp dies of."""
+    done = _process(msgspec.structs.replace(load, adapters=files), ADAPTERS)
+    if done is None or LOADED not in (lines := done.stdout.decode("utf-8", "replace").splitlines()):
+        return []
+    found = [msgspec.json.decode(line, type=str) for line in lines[1:]]
+    if done.returncode < 0 and done.returncode != -signal.SIGKILL and len(found) < len(files):
+        words = tuple(done.stderr.decode("utf-8", "replace").splitlines()[-_WORDS:])
+        found.append(f"llama.cpp dies of it ({Exit(done.returncode, words)}).")
+    return found
 
 
 def _key(load: LoadModel) -> str:
@@ -73,22 +135,13 @@ def _key(load: LoadModel) -> str:
         digest.update(file.read(_HEAD))
         size = os.fstat(file.fileno()).st_size
     build = version("llama-cpp-python")
-    return f"{digest.hexdigest()} {size} {load.kv_type} {load.flash_attention} {load.gpu_layers} {build}"
+    return f"{digest.hexdigest()} {size} {load.kv_type} {load.flash_attention} {load.gpu_layers} {build} {_WAYS}"
 
 
-def _run(load: LoadModel) -> Outcome | None:
-    command = module_command("homeprefixd.engine.probing")
-    try:
-        done = subprocess.run(
-            command,
-            input=msgspec.msgpack.encode(load),
-            capture_output=True,
-            timeout=_SECONDS,
-            env=child_environment(os.environ),
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        logger.warning("%s could not be probed: %s", load.path, error)
+def _run(load: LoadModel, whole: bool = False) -> Outcome | None:
+    """`whole`: it died of the state cut into blocks."""
+    done = _process(load, *([WHOLE] if whole else []))
+    if done is None:
         return None
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     if done.returncode == 0 and len(lines) == 2:
@@ -104,12 +157,32 @@ def _run(load: LoadModel) -> Outcome | None:
             code="model_load_failed",
         )
     logger.error("the probe of %s died: %s", load.path, " | ".join(words))
-    return Outcome("off", f"llama.cpp dies of restoring its state ({Exit(done.returncode, words)})")
+    reason = f"llama.cpp dies of restoring its state ({Exit(done.returncode, words)})"
+    found = None if whole else _run(load, whole=True)
+    return Outcome("whole sequence", reason) if found and found.mode == "whole sequence" else Outcome("off", reason)
 
 
-def _remembered(memo: Path) -> dict[str, Outcome]:
+def _process(load: LoadModel, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
+    """A probe that has come to its end; None if it did not."""
+    command = [*module_command("homeprefixd.engine.probing"), *arguments]
     try:
-        return msgspec.json.decode(memo.read_bytes(), type=dict[str, Outcome])
+        return subprocess.run(
+            command,
+            input=msgspec.msgpack.encode(load),
+            capture_output=True,
+            timeout=_SECONDS,
+            env=child_environment(os.environ),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("%s could not be probed: %s", load.path, error)
+        return None
+
+
+def _remembered(memo: Path, kind: type[Remembered]) -> dict[str, Remembered]:
+    try:
+        found: dict[str, Remembered] = msgspec.json.decode(memo.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
+        return found
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
@@ -117,8 +190,8 @@ def _remembered(memo: Path) -> dict[str, Outcome]:
         return {}
 
 
-def _remember(memo: Path, key: str, outcome: Outcome) -> None:
-    known = {**_remembered(memo), key: outcome}
+def _remember(memo: Path, new: dict[str, Remembered]) -> None:
+    known = {**_remembered(memo, type(next(iter(new.values())))), **new}
     newest = dict(list(known.items())[-_REMEMBERED:])
     beside = memo.with_suffix(f".{os.getpid()}")
     try:

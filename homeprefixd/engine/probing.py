@@ -1,6 +1,6 @@
 """Main of the probe process: load a model, take its state apart, put it together again, compare logits.
 
-    python -m homeprefixd.engine.probing < LoadModel as msgpack
+    python -m homeprefixd.engine.probing [--whole|--adapters] < LoadModel as msgpack
 
 Says `loaded`, then an `Outcome` as JSON, on stdout. Exit codes: 0 with an outcome, 3 the model cannot be loaded. It may
 die of anything (`probe.py`).
@@ -19,10 +19,10 @@ import msgspec
 from ..child import become_child
 from ..errors import ModelError
 from ..frames import LoadModel
-from .probe import LOADED, Outcome
+from .probe import ADAPTERS, LOADED, WHOLE, Outcome
 
 if TYPE_CHECKING:
-    from .bindings import Batch, Context
+    from .bindings import Batch, Context, ContextSettings, Model
     from .slices import Slicer
 
 _BLOCK, _BLOCKS = 16, 3  # tokens, and blocks of them
@@ -38,27 +38,59 @@ def main() -> int:
     load = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LoadModel)
     from .bindings import Context, ContextSettings, Model
     from .llama_log import LlamaLog
-    from .proving import make_slicer
-    from .slices import SliceError
 
     try:
         model = Model.load(Path(load.path), LlamaLog(), gpu_layers=load.gpu_layers)
         settings = ContextSettings(_CELLS, 64, _SEQUENCES, load.threads or 1, load.kv_type, load.flash_attention)
+        if ADAPTERS in sys.argv[1:]:
+            return _try_adapters(model, settings, load)
         context = Context(model, settings)
     except ModelError as error:
         logger.error("%s", error.message)
         return ModelError.exit_code
     print(LOADED, flush=True)
-    made = make_slicer(context, _SCRATCH)
-    if isinstance(made, str):
-        outcome = Outcome("off", made)
-    else:
-        try:
-            outcome = _Trial(context, made).outcome()
-        except SliceError as error:
-            outcome = Outcome("off", f"its state cannot be restored: {error}")
-    print(msgspec.json.encode(outcome).decode(), flush=True)
+    print(msgspec.json.encode(_outcome(context, WHOLE in sys.argv[1:])).decode(), flush=True)
     return 0
+
+
+def _try_adapters(model: Model, settings: ContextSettings, load: LoadModel) -> int:
+    """Load each and compute with it."""
+    from .adapters import Adapters
+    from .bindings import Batch, Context
+
+    print(LOADED, flush=True)
+    batch = Batch(2)
+    for file in load.adapters:
+        adapters = Adapters.load(model, [file])
+        problem = adapters.infos[0].problem
+        if not problem:
+            context = Context(model, settings)
+            adapters.use(context, ((0, 1.0),))
+            batch.set_steps([0, 1], [0, 0], [0, 1])
+            context.decode(batch)
+            context.synchronize()
+            context.close()
+        print(msgspec.json.encode(problem).decode(), flush=True)
+    return 0
+
+
+def _outcome(context: Context, whole: bool) -> Outcome:
+    """In blocks if that works and not `whole`, else as a whole, where `make_slicer` itself has a negative control."""
+    from .proving import make_slicer
+    from .slices import SliceError
+    from .whole import WholeSlicer
+
+    slicer, reason = make_slicer(context, _SCRATCH, "it is not to be cut" if whole else "")
+    if slicer is not None and not isinstance(slicer, WholeSlicer):
+        try:
+            outcome = _Trial(context, slicer).outcome()
+        except SliceError as error:
+            outcome = Outcome("off", f"its state cannot be restored in blocks: {error}")
+        if outcome.mode != "off":
+            return outcome
+        context.clear()
+        slicer, reason = make_slicer(context, _SCRATCH, outcome.reason)
+    return Outcome("off" if slicer is None else "whole sequence", reason)
 
 
 @dataclass(frozen=True)

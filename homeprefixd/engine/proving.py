@@ -14,6 +14,7 @@ from .edges import EdgeSlicer, measure
 from .failures import DecodeError
 from .joining import Joiner, JoinError, joiner_of
 from .slices import BlockSize, SliceError, Slicer
+from .whole import WholeSlicer
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +40,26 @@ def has_edges(model: Model) -> bool:
     return model.is_recurrent or model.is_hybrid or model.n_swa > 0
 
 
-def make_slicer(context: Context, scratch: int) -> Slicer | str:
-    """A slicer that was seen to work on this very context, or the reason why there is none. Clears the context.
+def make_slicer(context: Context, scratch: int, not_blocks: str = "") -> tuple[Slicer | None, str]:
+    """A slicer that was seen to work on this very context, or None; and why it is none, or none of blocks.
 
     It decodes 17 tokens, or twice as many (so it is the warm-up, too): two short blocks and a token after them,
     exported, restored, and the logits compared bit for bit; then a wrong block or edge, which must be refused.
+    `not_blocks`: why the state is known not to be made of blocks; "" if it is not known. Clears the context.
     """
-    if reason := why_not(context.model):
-        warm_up(context)
-        return reason
+    reason = not_blocks or why_not(context.model)
+    if not reason:
+        try:
+            return (_prove_edges if has_edges(context.model) else _self_test)(context, scratch), ""
+        except (SliceError, DecodeError) as error:
+            logger.warning("the self-test of restoring blocks failed: %s", error)
+            reason = f"the self-test of restoring blocks failed: {error}"
+        finally:
+            context.clear()
     try:
-        return _prove_edges(context, scratch) if has_edges(context.model) else _self_test(context, scratch)
+        return _prove_whole(context, scratch), reason
     except (SliceError, DecodeError) as error:
-        logger.warning("the self-test of restoring blocks failed: %s", error)
-        return f"the self-test of restoring blocks failed: {error}"
+        return None, f"{reason}; as a whole it cannot be restored: {error}"
     finally:
         context.clear()
 
@@ -117,6 +124,33 @@ def _prove_edges(context: Context, scratch: int) -> EdgeSlicer:
     except SliceError:
         return slicer
     raise SliceError("the edge of another position was taken")
+
+
+def _prove_whole(context: Context, scratch: int) -> WholeSlicer:
+    n = 2 * _TEST_BLOCK
+    tokens, batch = _test_tokens(context.model, n + 2), Batch(n)
+    slicer = WholeSlicer(context, scratch)
+    snapshots: list[memoryview] = []
+    for first in (0, 1):  # the second is another prompt's
+        _decode(context, batch, tokens[first : first + n], 0)
+        snapshots.append(memoryview(bytearray(slicer.edge_bytes(0, 0, n))))
+        slicer.export_node(0, 0, n, None, snapshots[-1])
+        if first == 0:
+            _decode(context, batch, tokens[n : n + 1], n)
+            cold = context.logits(-1)
+        context.clear()
+    found = []
+    for snapshot in snapshots:
+        slicer.import_node(0, 0, 0, n, memoryview(b"\0"), snapshot)
+        slicer.check(0, n)
+        _decode(context, batch, tokens[n : n + 1], n)
+        found.append(context.logits(-1))
+        context.clear()
+    if not np.array_equal(cold.view(np.uint32), found[0].view(np.uint32)):
+        raise SliceError("a restored snapshot gives other logits")
+    if np.array_equal(cold.view(np.uint32), found[1].view(np.uint32)):
+        raise SliceError("another prompt's snapshot gives the same logits, so a wrong one would go unnoticed")
+    return slicer
 
 
 def _proven_joiner(slicer: Slicer, blocks: list[memoryview]) -> Joiner | None:

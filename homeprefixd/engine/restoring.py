@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..frames import PlanNode
+from ..frames import GateDecision, PlanNode
 from ..prefix.blocks import BLOCK_TOKENS
 from .gate import Gate
 from .joining import Joiner, JoinError
@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 _PLAN_PATIENCE = 0.25  # seconds that a request waits for the plan
 BLOCK_PATIENCE = 1.0  # seconds without a next block
 _JOINED_BYTES = 32 << 20  # of state that is joined at a time, at most
-_JOINED_BLOCKS = 4  # likewise: more gain nothing, and do not stay in the CPU's cache on their way (measured)
+_JOINED_BLOCKS = 8  # likewise: more gain nothing (measured)
 _JOINING = 2  # states that are being joined, or wait to be imported
-_ONE_BY_ONE = 2  # blocks that are imported while the first are being joined
+_ONE_BY_ONE = 5  # blocks that are imported while the first are being joined: joining is the slower of both (measured)
 
 
 class Restorer:
     """`counters` gets: restore_seconds, restore_tokens, restore_errors, restore_lost, lookup_late."""
 
     shares_cells = True
-    """Whether a part of a sequence can be used by another one that runs."""
+    """Whether a part of a sequence can be used by another one that runs; else a part of a plan is of no use either."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class Restorer:
         self.end(sequence)
         if not sequence.request.cache or sequence.no_lookup or len(sequence.tokens) < 2:
             return
-        salt = sequence.request.salt
-        namespace = self._namespaces.key(salt) if may_wait else self._namespaces.opened(salt)
+        space = sequence.request.space
+        namespace = self._namespaces.key(space) if may_wait else self._namespaces.opened(space)
         if namespace is not None and self._store.connected:
             sequence.lookup_since = time.perf_counter()
             sequence.lookup = self._store.lookup(
@@ -79,6 +79,7 @@ class Restorer:
     def planned(self, sequence: Sequence) -> bool:
         """True once it is known what the cache has, or too much time has passed; `sequence.plan` is set then."""
         if sequence.plan is None:
+            asked = sequence.lookup is not None
             plan = None if sequence.lookup is None else sequence.lookup.wait_plan(0)
             if plan is None and sequence.lookup is not None:
                 lost = sequence.lookup.state(0) == "lost"
@@ -89,8 +90,11 @@ class Restorer:
             if plan and plan[-1].start + plan[-1].use < LEAST:
                 plan = ()
             rate = sequence.lookup.warm_rate if sequence.lookup is not None else 0.0
-            whole = plan or ()  # a part of it is of no use where cells cannot be shared
-            sequence.plan = self.gate.choose(whole, len(sequence.tokens), rate) if self.shares_cells else whole
+            sequence.plan, decision = self.gate.choose(
+                plan or (), len(sequence.tokens), rate, whole=not self.shares_cells
+            )
+            if asked and not sequence.started:
+                sequence.gate = decision if plan is not None else GateDecision(0, 0, "late")
         return True
 
     def end(self, sequence: Sequence) -> None:
@@ -118,6 +122,8 @@ class Restorer:
                 sequence.tiers.clear()
             return True
         finally:
+            if sequence.lookup is not None and sequence.next_node:
+                sequence.lookup.taken(sequence.next_node)
             self._counters["restore_seconds"] += time.perf_counter() - began
 
     def _step(self, sequence: Sequence, began: float, time_box: float) -> bool:

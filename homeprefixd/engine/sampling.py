@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -106,7 +107,9 @@ class Sampler:
         if self._holds_eog and generated >= self._min_tokens:
             C.llama_sampler_free(C.llama_sampler_chain_remove(self._chain, 0))
             self._holds_eog = False
+        began = time.perf_counter()
         token: int = C.llama_sampler_sample(self._chain, context.pointer, index)
+        context.native_seconds += time.perf_counter() - began
         return token
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from ..prefix.blocks import BLOCK_TOKENS, to_le
 from .bindings import Model
 from .namespaces import Namespaces
 from .sequence import Sequence
+from .sharing import LEAST
 from .slices import SliceError, Slicer
 from .store import Slot, Store
 
@@ -39,12 +40,12 @@ class Saver:
         """Export what became whole; with `tail`, also what is shorter than a block."""
         start, end = sequence.saved, sequence.n_past
         whole = end - end % BLOCK_TOKENS
-        if not sequence.request.cache or sequence.no_save or end <= sequence.restored:
+        if not sequence.request.cache or sequence.no_save or end <= sequence.restored or end < LEAST:
             return
         if whole <= start and not (tail and end > start):
             return
         began = time.perf_counter()
-        namespace = self._namespaces.opened(sequence.request.salt)
+        namespace = self._namespaces.opened(sequence.request.space)
         if namespace is None or not self._store.connected or began < self._paused_until:
             self._counters["save_skipped"] += 1
             return
@@ -56,7 +57,7 @@ class Saver:
             self._paused_until = time.perf_counter() + PAUSE
         nodes = self._export(sequence, namespace, edges, slots)
         if nodes:
-            self._store.commit(namespace, nodes)
+            self._store.commit(namespace, nodes, sequence.request.owner)
             self._counters["save_tokens"] += sum(len(node.tokens) // 4 for node in nodes)
         self._counters["save_seconds"] += time.perf_counter() - began
 

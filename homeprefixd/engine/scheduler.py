@@ -17,9 +17,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..errors import BusyError, HomeprefixdError, UnavailableError
+from ..errors import BusyError, HomeprefixdError, ModelError, UnavailableError
 from ..frames import Delta, Frame, Heartbeat, Progress
 from ..prefix.blocks import BLOCK_TOKENS
+from .adapters import Adapters
 from .admission import Queue
 from .bindings import Batch, Context, Model
 from .cells import CellLedger
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 _IDLE = 0.05  # seconds between looks at what has no wake-up of its own (patience that ends) while something waits
 _RESTORE_SHARE = 0.25  # of `max_stall`: importing per step while others decode
 _HOLES = 2048  # cells without use below the highest one, which attention still looks at, that are worth closing
+_STEPS_OF_A_SET = 4  # of decode, before those with other adapters in the same context have their turn
 _DISPLACED = 3  # times that one request makes way for more urgent ones, at most
 
 
@@ -67,9 +69,11 @@ class Engine:
         counters: defaultdict[str, float],
         saver: Saver | EdgeSaver | None = None,
         restorer: Restorer | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._model, self._places, self._settings, self._emit = model, places, settings, emit
         self._saver, self._restorer = saver, restorer
+        self._adapters = adapters or Adapters()
         self.counters = counters
         self._wake = threading.Event()
         self._cells = CellLedger()
@@ -164,10 +168,14 @@ class Engine:
             return False
         self._close_holes()
         worked = restored = self._restore()
+        began, native = time.perf_counter(), self._places.native_seconds
         for place in self._places.all:
             if place.running:
                 self._decode(place)
                 worked = True
+        if self._places.native_seconds > native:
+            self.counters["decode_step_seconds"] += time.perf_counter() - began
+            self.counters["decode_native_seconds"] += self._places.native_seconds - native
         if restored and any(sequence.phase is Phase.RESTORING for sequence in self._resident.values()):
             return True  # blocks are coming in: no prefill call of another, which takes longer, in between
         return self._prefill() or worked
@@ -289,14 +297,27 @@ class Engine:
         return any(place.running for place in self._places.all)
 
     def _decode(self, place: Place) -> None:
-        running = place.running
+        """A step of all that run in a context. To switch adapters costs about half a step: so several of each set."""
+        sets = dict.fromkeys(sequence.request.lora for sequence in place.running)
+        for lora in sets:
+            began = time.perf_counter()
+            for _ in range(_STEPS_OF_A_SET if len(sets) > 1 else 1):
+                running = [sequence for sequence in place.running if sequence.request.lora == lora]
+                if running:
+                    self._decode_together(place, running)
+                if time.perf_counter() - began > self._settings.max_stall / _STEPS_OF_A_SET:
+                    break
+
+    def _decode_together(self, place: Place, running: list[Sequence]) -> None:
+        """One step of these, whose adapters are the same."""
         ids = [place.local(s.seq_id) for s in running]
         self._batch.set_steps([s.tokens[-1] for s in running], [s.n_past for s in running], ids)
         began = self._step_began = time.perf_counter()
         try:
+            self._adapters.use(place.context, running[0].request.lora)
             fits = place.context.decode(self._batch)
-        except DecodeError as error:
-            for sequence in list(running):
+        except (DecodeError, ModelError) as error:
+            for sequence in running:
                 self._fail(sequence, error)
             return
         finally:
@@ -305,7 +326,7 @@ class Engine:
             self._make_room(place)
             return
         each = None
-        for index, sequence in enumerate(list(running)):
+        for index, sequence in enumerate(running):
             sequence.n_past += 1
             try:  # as `_guard`, without its cost for each token
                 self._next_token(sequence, place.context, index)
@@ -315,7 +336,7 @@ class Engine:
                 self._fail(sequence, error)
             if each is None:  # sampling waits for the computation
                 seconds = time.perf_counter() - began
-                each = seconds / len(running or [sequence])
+                each = seconds / len(running)
                 self.counters["decode_seconds"] += seconds
             sequence.unsaved_cost += each
             self.counters["decode_tokens"] += 1
@@ -376,10 +397,11 @@ class Engine:
         self._batch.set_prompt(sequence.array()[start:end], start, place.local(sequence.seq_id))
         began = self._step_began = time.perf_counter()
         try:
+            self._adapters.use(place.context, sequence.request.lora)
             fits = place.context.decode(self._batch)
             if fits:
                 place.context.synchronize()
-        except DecodeError as error:
+        except (DecodeError, ModelError) as error:
             self._fail(sequence, error)
             return True
         finally:

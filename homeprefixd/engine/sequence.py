@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..chat.stream import TextStream
-from ..frames import PlanNode, Sampling, Timings
+from ..frames import GateDecision, PlanNode, Sampling, Timings
+from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
 from .bindings import TokenArray
 from .sampling import Sampler
@@ -20,6 +21,10 @@ from .store import Lookup
 
 if TYPE_CHECKING:
     from .emission import Reply  # which looks at sequences
+
+
+KEY = "key"
+"""First word of `Request.client` where it is an API key; its name follows."""
 
 
 class Phase(enum.Enum):
@@ -46,6 +51,18 @@ class Request:
     priority: str = "normal"  # interactive, normal, background
     client: str = ""  # whose share it is
     points: tuple[tuple[int, str], ...] = ()  # positions from which others may go on, with their kind; see `points.py`
+    lora: Chosen = ()
+
+    @property
+    def space(self) -> Space:
+        """Where its blocks are."""
+        return Space(self.salt, self.lora)
+
+    @property
+    def owner(self) -> str:
+        """Name of the API key that asks; "" where none is asked for."""
+        kind, _, name = self.client.partition(" ")
+        return name if kind == KEY else ""
 
 
 @dataclass(eq=False)
@@ -89,6 +106,7 @@ class Sequence:
     first_token: float = 0.0
     started: bool = False  # admitted once: figures of later admissions are not reported
     logits_sha256: str = ""
+    gate: GateDecision | None = None  # of its first admission
 
     _array: TokenArray | None = None
     _le: bytes = b""

@@ -77,7 +77,7 @@ class Sharer:
 
 def _may_share(sequence: Sequence, other: Sequence) -> bool:
     asked, has = sequence.request, other.request
-    return other is not sequence and asked.cache and has.cache and asked.salt == has.salt
+    return other is not sequence and asked.cache and has.cache and asked.space == has.space
 
 
 def _whole(count: int) -> int:

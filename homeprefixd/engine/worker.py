@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -48,17 +48,20 @@ from ..frames import (
     ToWorker,
     UseStore,
 )
+from ..lora import Space
 from ..prefix.blocks import BLOCK_TOKENS, MODEL_NAME
 from .failures import failure_of
 
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
     from .account import Accountant
+    from .adapters import Adapters
     from .bindings import Model
     from .embedding import Embedder
     from .embedding_worker import EmbeddingWorker
     from .intake import Intake
     from .namespaces import Namespaces
     from .scheduler import Engine
+    from .slices import Slicer
 
 DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
 _HEARTBEAT = 1.0  # seconds
@@ -115,6 +118,7 @@ class Worker:
     info: ModelInfo
     emit: Callable[[Frame], None]
     embedder: Embedder
+    adapters: Adapters
 
     def run(self, channel: Channel[ToWorker]) -> None:
         """Serve until `Stop` or the daemon's end. On the calling thread: the engine."""
@@ -126,7 +130,10 @@ class Worker:
             if not self.namespaces.wait(_NAMESPACE_PATIENCE):
                 logger.info("%s is being hashed; until then requests are served without the cache", self.info.path)
             self.info = msgspec.structs.replace(
-                self.info, namespace=self.namespaces.description, mismatch=self.namespaces.mismatch
+                self.info,
+                namespace=self.namespaces.description,
+                mismatch=self.namespaces.mismatch,
+                adapters=list(self.adapters.infos),
             )
         self.emit(Ready(model=self.info))
         done = threading.Event()
@@ -174,7 +181,7 @@ class Worker:
         self.store.attach(sock)
         self.namespaces.reset()
         # Told from a thread of its own: the reader must stay free for a Cancel.
-        threading.Thread(target=self.namespaces.key, args=("",), name="open-namespace", daemon=True).start()
+        threading.Thread(target=self.namespaces.open_usual, name="open-namespace", daemon=True).start()
 
     def _beat(self, done: threading.Event) -> None:
         try:
@@ -190,6 +197,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from ..chat import stable
     from ..chat.prompt import PromptBuilder
     from . import capacity
+    from .adapters import Adapters
     from .bindings import Context, ContextSettings, Model
     from .compiling import Probe
     from .constraint import Constraints
@@ -204,17 +212,19 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .llama_log import LlamaLog
     from .namespaces import Namespaces
     from .places import PlacedSlicer, Places
-    from .probe import probe
+    from .probe import probe, probe_adapters
     from .proving import make_slicer, warm_up
     from .restoring import Restorer
     from .saving import Saver
     from .scheduler import Engine, EngineSettings
     from .shaping import Shaper
     from .sharing import LEAST
-    from .slices import Slicer
+    from .whole import WholeSlicer
 
-    if not 1 <= load.parallel <= _MAX_PARALLEL:
-        raise ModelError(f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}.")
+    if not 0 <= load.parallel <= _MAX_PARALLEL:
+        raise ModelError(
+            f"`model.parallel` is {load.parallel}: it must be 1 to {_MAX_PARALLEL}, or 0 for what suits the model."
+        )
     path = Path(load.path)
     devices = choose_devices(load.device, list_devices()) if load.gpu_layers or load.device else []
     log = LlamaLog()  # before anything is loaded, or it would be told on stderr
@@ -241,16 +251,22 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         return EmbeddingWorker(embedder, info, emit)
     batch = max(64, load.batch // 64 * 64)
     score_bytes = 0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch)
+    tried = probe_adapters(load, Path(load.probes)) if load.probes else load.adapters
+    adapters = Adapters.load(model, tried)
     size = capacity.choose(
         model,
         ctx=load.ctx,
         pool=load.pool,
         memory=min(load.memory, on_devices) if names else load.memory,
-        parallel=load.parallel,
+        parallel=load.parallel or capacity.FULL,
         kv_type=load.kv_type,
         score_bytes=score_bytes,
     )
+    load = msgspec.structs.replace(load, parallel=load.parallel or capacity.at_once(model, on_gpu=bool(names)))
+    not_blocks = (probed.reason or "the probe said so") if probed and probed.mode == "whole sequence" else ""
     cells = capacity.split(model, size, load.parallel, on_gpu=bool(names), has_scores=score_bytes > 0)
+    if not_blocks:
+        cells = [size.pool]
     contexts = [
         Context(
             model,
@@ -260,13 +276,20 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         for own in cells
     ]
     context = contexts[0]
-    made = probed.reason if probed and probed.mode == "off" else make_slicer(context, scratch=load.parallel)
+    slicer: Slicer | None = None
+    if probed and probed.mode == "off":
+        why = probed.reason
+        warm_up(context)
+    else:
+        slicer, why = make_slicer(context, load.parallel, not_blocks)
+    if isinstance(slicer, EdgeSlicer):  # which is of one context
+        while len(contexts) > 1:
+            contexts.pop().close()
     for other in contexts[1:]:
         warm_up(other)
-    slicer = made if isinstance(made, Slicer) else None
     if slicer is not None and len(contexts) > 1:
         slicer = PlacedSlicer(slicer, contexts, load.parallel)
-    reason = "" if slicer is not None else f"No prefix is reused for this model: {made}."
+    reason = f"No prefix is reused for this model: {why}." if slicer is None else why
     if slicer is not None and load.reuse == "off":
         slicer, reason = None, "`cache.reuse` is off."
     counters: defaultdict[str, float] = defaultdict(float)
@@ -284,7 +307,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     restorer: Restorer | None = None
     if slicer is not None:
 
-        def description(sha256: str, salt: str) -> dict[str, Any]:
+        def description(sha256: str, salt: str, adapted: dict[str, Any]) -> dict[str, Any]:
             found = describe(
                 model,
                 context,
@@ -293,15 +316,18 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
                 gpu_layers=gpu_layers,
                 salt=salt,
                 edges=edged.edge.needs if edged is not None else None,
+                adapters=adapted,
             )
-            return {**found, **({"devices": names} if names else {}), MODEL_NAME: load.alias}
+            whole = {"state": "whole sequence"} if isinstance(slicer, WholeSlicer) else {}
+            return {**found, **whole, **({"devices": names} if names else {}), MODEL_NAME: load.alias}
 
         namespaces = Namespaces(
             store,
             path,
             load.salt,
             description,
-            lambda known, mismatch: emit(NamespaceKnown(namespace=known, mismatch=mismatch)),
+            lambda known, mismatch: emit(NamespaceKnown(known, mismatch, list(adapters.infos))),
+            adapters,
         )
         if isinstance(slicer, EdgeSlicer):
             saver = EdgeSaver(store, slicer, model, namespaces, counters)
@@ -314,7 +340,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     emit = emit if accountant is None else accountant.watch
     cell_bytes = float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type))
     places = Places(contexts, load.parallel, cell_bytes=cell_bytes, weight_bytes=model.size)
-    engine = Engine(model, places, settings, emit, counters, saver, restorer)
+    engine = Engine(model, places, settings, emit, counters, saver, restorer, adapters)
     rules = load.stable or NO_RULES
     template = _template(load, model.chat_template)
     prompts = PromptBuilder(template, model.bos_text, model.eos_text, load.template_timeout, now=stable.clock(rules))
@@ -330,6 +356,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         functools.partial(stable.apply, rules, clock_in_template="strftime_now" in template),
         accountant,
         points=edged is not None,
+        adapters=adapters.infos,
     )
     info = _model_info(
         load,
@@ -339,12 +366,23 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         n_pool=places.cells,
         kv_bytes_per_token=cell_bytes,
         has_template=prompts.has_template,
-        cache_mode="off" if slicer is None else "blocks" if edged is None else "blocks with edges",
+        cache_mode=_mode(slicer),
         cache_reason=reason,
         exact=load.reuse == "exact",
         least=LEAST,
+        adapters=list(adapters.infos),
     )
-    return Worker(engine, intake, namespaces, store, info, emit, embedder)
+    return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters)
+
+
+def _mode(slicer: Slicer | None) -> Literal["blocks", "blocks with edges", "whole sequence", "off"]:
+    from .edges import EdgeSlicer
+    from .whole import WholeSlicer
+
+    if slicer is None:
+        return "off"
+    edged = isinstance(slicer, EdgeSlicer)
+    return "whole sequence" if isinstance(slicer, WholeSlicer) else "blocks with edges" if edged else "blocks"
 
 
 def _model_info(load: LoadModel, model: Model, threads: int, **of_serving: Any) -> ModelInfo:
@@ -371,8 +409,8 @@ def _accountant(
 ) -> Accountant:
     from .account import BEYOND, Accountant
 
-    def stored(salt: str, tokens: bytes) -> bytes:
-        namespace = namespaces.opened(salt) if namespaces is not None else None
+    def stored(space: Space, tokens: bytes) -> bytes:
+        namespace = namespaces.opened(space) if namespaces is not None else None
         return b"" if namespace is None else store.neighbour(namespace, tokens, BEYOND, _NEIGHBOUR_PATIENCE)
 
     return Accountant(functools.partial(model.piece, special=True), emit, stored, grain)

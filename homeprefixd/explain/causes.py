@@ -106,6 +106,10 @@ CAUSES: Mapping[str, Cause] = {
         "eviction: it was known and is not kept any more",
         "Give the cache more room (`cache.hot`, `cache.warm`).",
     ),
+    "computed_faster": Cause(
+        "nothing: computing was faster than reading from disk",
+        "",
+    ),
     "cache_off": Cause(
         "a request that asked for no cache",
         "Leave `cache_prompt` out of the request.",
@@ -124,7 +128,17 @@ CAUSES: Mapping[str, Cause] = {
     ),
 }
 
-HARMLESS = frozenset({"too_short", "never_seen", "goes_on"})
+GATE: Mapping[str, str] = {
+    "unknown": "nothing of this prompt is known, or too little to be worth it",
+    "late": "the store is away, or did not answer in time",
+    "unmeasured": "too little is measured yet, so all that is known is restored",
+    "faster": "restoring is predicted to be faster than computing",
+    "computed": "computing the rest is predicted to be faster than reading it from disk",
+    "again": "computing seems faster, but now and then all is restored, so that what is measured stays true",
+}
+"""`GateDecision.reason` in words."""
+
+HARMLESS = frozenset({"too_short", "never_seen", "goes_on", "computed_faster"})
 """Nothing was lost."""
 
 

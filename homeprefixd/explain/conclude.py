@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..frames import Account, Timings
+from ..frames import Account, GateDecision, Timings
 from .causes import CAUSES, HARMLESS, title
 
 _SLACK = 8
@@ -40,11 +40,13 @@ class Explanation(msgspec.Struct, frozen=True):
     rule: str
 
 
-def conclude(rid: str, account: Account, timings: Timings, rate: float) -> Explanation:
-    """`rate`: tokens of prefill per second, 0 if it is not known."""
+def conclude(
+    rid: str, account: Account, timings: Timings, rate: float, gate: GateDecision | None = None
+) -> Explanation:
+    """`rate`: tokens of prefill per second, 0 if it is not known. `gate`: what was made of what the cache knew."""
     reused, total = timings.cache_n, timings.total_prompt_n
     finding = account.finding
-    cause, place, token, lost, rule = _gone(account, reused, total)
+    cause, place, token, lost, rule = _gone(account, reused, total, gate)
     by_difference = (
         finding is not None
         and finding.alike >= _LEAST_LOSS
@@ -77,7 +79,7 @@ def conclude(rid: str, account: Account, timings: Timings, rate: float) -> Expla
     )
 
 
-def _gone(account: Account, reused: int, total: int) -> tuple[str, str, int, int, str]:
+def _gone(account: Account, reused: int, total: int, gate: GateDecision | None) -> tuple[str, str, int, int, str]:
     """Cause, place, token, tokens lost and rule, as far as what was known is not there any more."""
     if total < _SHORTEST:
         return "too_short", "", 0, 0, ""
@@ -85,6 +87,8 @@ def _gone(account: Account, reused: int, total: int) -> tuple[str, str, int, int
     if known - reused > _SLACK:
         if account.asked_no_cache:
             return "cache_off", "", reused, known - reused, ""
+        if gate is not None and gate.reason == "computed" and gate.known + _SLACK >= known:
+            return "computed_faster", "", reused, 0, ""
         in_reply = known > account.known_prompt and reused + _SLACK >= account.known_prompt
         return "retokenised" if in_reply else "evicted", "", reused, known - reused, ""
     if not account.resembles:
@@ -96,6 +100,7 @@ def _text(cause: str, place: str, token: int, lost: int, seconds: float | None, 
     head = f"{reused:,} of {total:,} tokens were reused"
     if cause in HARMLESS:
         return {
+            "computed_faster": f"{head}; more is on disk, but computing is predicted to be faster than reading it.",
             "too_short": f"The prompt has {total} tokens: that is too short to be kept.",
             "never_seen": f"{head}; no prompt like this one was seen since the model was loaded, so the rest was new.",
         }.get(cause, f"{head}: nothing was lost, the rest was new.")

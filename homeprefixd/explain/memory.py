@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from ..lora import Space
 from ..prefix.blocks import common_tokens
 from .prompt import Prompt
 
@@ -22,7 +23,7 @@ class Known:
 
     rid: str
     client: str
-    salt: str
+    space: Space
     prompt: Prompt
     tokens: bytes
     words: frozenset[int]
@@ -74,7 +75,7 @@ class Memory:
             likeness = both / max(1, min(len(known.words), len(new.words)))
             if common * 2 < size and likeness < _LEAST_LIKENESS:
                 continue
-            same = known.salt == new.salt  # another's is of use only where there is none of its own
+            same = known.space == new.space  # another's is of use only where there is none of its own
             score = common / size + likeness + _SAME_CLIENT * (known.client == new.client)
             if best is None or (same, score) > (best[0], best[1] + 1e-9 * (same == best[0])):  # of equals, the last
                 best = same, score, known, common

@@ -52,6 +52,7 @@ class KnownModel:
     requests: int  # that run on it or wait for it
     expires: float | None  # seconds until it is unloaded if nobody asks for it; None: never, or it is in use
     info: ModelInfo | None  # where it is loaded
+    of: str = ""  # the model that it is with an adapter; "" for a model itself
 
 
 class Generation(Protocol):
@@ -70,11 +71,11 @@ class Backend(Protocol):
     """The models of this daemon."""
 
     def models(self) -> list[ModelInfo]:
-        """Those that are loaded now."""
+        """Those that are loaded now; one with adapters also under its names with each of them."""
         ...
 
     def known(self) -> list[KnownModel]:
-        """All that can be asked for, loaded or not, the default one first."""
+        """All that can be asked for, loaded or not, the default one first; with adapters as in `models`."""
         ...
 
     async def load(self, alias: str, keep_alive: float | None = None) -> None:

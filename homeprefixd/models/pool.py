@@ -12,8 +12,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import BusyError, HomeprefixdError, ModelError, NotFoundError, UnavailableError
-from ..frames import Conversion, Converted, Generate, LoadModel, ModelInfo
+import msgspec
+
+from ..config import AT_ONCE
+from ..errors import BusyError, HomeprefixdError, ModelError, NotFoundError, RequestError, UnavailableError
+from ..frames import Conversion, Converted, Embed, Generate, LoadModel, LoraChoice, ModelInfo, TokenizeRequest
 from ..supervise import Backoff
 from .backend import KnownModel
 from .catalog import Catalog, ModelSpec
@@ -164,41 +167,49 @@ class Pool:
     # ------------------------------------------------------------------------------------------------- backend
 
     def models(self) -> list[ModelInfo]:
-        """Those that are loaded, and those whose worker is starting again."""
-        return [link.info for link in self._links() if link.info is not None]
+        """Those that are loaded, and those whose worker is starting again, with each of their adapters, too."""
+        return [known.info for known in self.known() if known.info is not None]
 
     def known(self) -> list[KnownModel]:
         """All that can be asked for, the default one first."""
-        return [resident.describe() for resident in self._residents.values()]
+        return [known for resident in self._residents.values() for known in (resident.describe(), *resident.adapted())]
 
     def created(self, alias: str) -> int:
         """Unix time of the model's file, s; 0 if unknown."""
-        resident = self._residents.get(alias)
-        return resident.spec.created if resident is not None else 0
+        try:
+            return self._find(alias)[0].spec.created
+        except (NotFoundError, UnavailableError):
+            return 0
 
     def resolve(self, name: str | None) -> str:
         """The alias that a request's `model` means. Raises NotFoundError, UnavailableError.
 
         A model that is not loaded, or loads, is no error here: `generate` waits for it.
         """
-        resident = self._find(name)
+        resident, adapter = self._find(name)
         self._check_open()
         resident.check(RETRY_AFTER)
-        return resident.alias
+        return resident.spec.name_with(adapter) if adapter else resident.alias
 
     def generate(self, alias: str, request: Generate) -> Visit:
         """A request; entering it (`async with`) hands it to the worker. Raises UnavailableError, BusyError."""
-        resident = self._find(alias)
+        resident, adapter = self._find(alias)
         self._check_open()
         resident.check(RETRY_AFTER)
+        request = _with_adapter(request, alias, adapter)
         settings = resident.spec.settings
-        if resident.requests >= settings.max_queue + settings.parallel:
+        if resident.requests >= settings.max_queue + (settings.parallel or AT_ONCE):
             raise BusyError(f"{resident.requests} requests are running or waiting already", retry_after=5)
         return Visit(resident, request, self._ready, self._release)
 
     async def convert(self, alias: str, conversion: Conversion) -> Converted:
         """Text to tokens and the like, by a model's worker. Raises RequestError, UnavailableError, WorkerDiedError."""
-        resident = self._find(alias)
+        resident, adapter = self._find(alias)
+        if isinstance(conversion, TokenizeRequest):
+            request = _with_adapter(conversion.request, alias, adapter)
+            conversion = msgspec.structs.replace(conversion, request=request)
+        elif adapter and isinstance(conversion, Embed):
+            raise RequestError(f"embeddings are made without adapters: ask the model {resident.alias}", param="model")
         link = await self._ready(resident)
         try:
             return await link.convert(conversion)
@@ -208,10 +219,10 @@ class Pool:
     async def load(self, alias: str, keep_alive: float | None = None) -> None:
         """Load a model and wait until it is. Raises NotFoundError, ModelError, UnavailableError."""
         try:
-            resident = self._find(alias)
+            resident, _ = self._find(alias)
         except NotFoundError:
             await self._look()  # it may have come a moment ago
-            resident = self._find(alias)
+            resident, _ = self._find(alias)
         if resident.link is None and resident.loading is None:
             resident.failure = None  # whoever asks in person wants another try
         link = await self._ready(resident)
@@ -228,7 +239,7 @@ class Pool:
 
     async def unload(self, alias: str) -> bool:
         """Unload a model. False: it is in use, and unloaded when the last request ends. Raises NotFoundError."""
-        resident = self._find(alias)
+        resident, _ = self._find(alias)
         if not resident.in_use:
             async with self._room:
                 if not resident.in_use:
@@ -266,15 +277,17 @@ class Pool:
                     "requests": known.requests,
                 }
                 for known in self.known()
+                if not known.of
             ],
         }
 
-    def _find(self, name: str | None) -> Resident:
-        """Raises NotFoundError, UnavailableError (there is no model)."""
+    def _find(self, name: str | None) -> tuple[Resident, str]:
+        """And the adapter that its name means, if any. Raises NotFoundError, UnavailableError (there is no model)."""
         known = self._residents.get(name) if name else None
-        if known is None:
-            known = self._residents[self._catalog.resolve(name).alias]
-        return known
+        if known is not None or not name:
+            return known or self._residents[self._catalog.resolve(name).alias], ""
+        spec = self._catalog.resolve(name)
+        return self._residents[spec.alias], spec.adapter(name)
 
     def _check_open(self) -> None:
         if self._draining.is_set():
@@ -498,6 +511,19 @@ class Pool:
             self._take_specs()  # also where nothing is new: one whose file is gone may have been unloaded
             if changed:
                 self._changed()
+
+
+def _with_adapter(request: Generate, name: str, adapter: str) -> Generate:
+    """`request` to a model that is called `name` with this adapter. Raises RequestError."""
+    if not adapter:
+        return request
+    if request.lora is not None:
+        raise RequestError(
+            f"`lora` and the model {name!r}, which is one with an adapter, exclude each other.",
+            param="lora",
+            code="conflict",
+        )
+    return msgspec.structs.replace(request, lora=[LoraChoice(adapter)])
 
 
 def _seen(task: asyncio.Task[None]) -> None:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from ..errors import HomeprefixdError, UnavailableError
-from ..frames import Account, Generate
+from ..frames import Account, Generate, LoraChoice, ModelInfo
+from ..lora import choose, described
+from ..prefix.blocks import ADAPTER_NAMES
 from .backend import Event, KnownModel, ModelState
 from .catalog import ModelSpec
 from .loading import WORKER_BYTES
@@ -121,7 +125,8 @@ class Resident:
         """`memory` by what its worker has told."""
         info = self.link.info if self.link is not None else None
         if info is not None:
-            self.memory = info.size + int(info.n_pool * info.kv_bytes_per_token) + WORKER_BYTES
+            adapters = sum(adapter.size for adapter in info.adapters if not adapter.problem)
+            self.memory = info.size + adapters + int(info.n_pool * info.kv_bytes_per_token) + WORKER_BYTES
 
     def check(self, retry_after: float) -> None:
         """Raises UnavailableError if it could not be loaded less than `retry_after` seconds ago."""
@@ -156,6 +161,32 @@ class Resident:
             expires=None if expires is None else max(0.0, expires - asyncio.get_running_loop().time()),
             info=self.link.info if self.link is not None else None,
         )
+
+    def adapted(self) -> list[KnownModel]:
+        """The same with each of its adapters, by the names that it has then."""
+        base = self.describe()
+        found = []
+        for name, adapter in self.spec.adapted.items():
+            info = base.info and _adapted_info(base.info, name, adapter)
+            problem = next((one.problem for one in info.adapters if one.id == adapter), "") if info else ""
+            found.append(
+                replace(
+                    base,
+                    alias=name,
+                    of=base.alias,
+                    info=info,
+                    reason=problem or base.reason,
+                    state="error" if problem else base.state,
+                )
+            )
+        return found
+
+
+def _adapted_info(info: ModelInfo, name: str, adapter: str) -> ModelInfo:
+    chosen = choose(info.adapters, [LoraChoice(adapter)], damaged=True)
+    found = described(info.adapters, chosen) if info.namespace else None
+    kept = {key: value for key, value in info.namespace.items() if key != ADAPTER_NAMES}
+    return msgspec.structs.replace(info, alias=name, namespace={**kept, **found} if found is not None else {})
 
 
 class Visit:

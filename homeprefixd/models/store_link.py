@@ -130,9 +130,14 @@ class StoreLink:
         ping_every: float = PING_EVERY,
         ping_timeout: float = PING_TIMEOUT,
         models: Sequence[str] | None = None,
+        shares: Mapping[str, int] | None = None,
+        key_shares: Mapping[str, int] | None = None,
     ) -> None:
-        """`command`: e.g. `StoreSettings.command`. `models`: aliases of those that may be loaded; None: not known."""
-        self._models = None if models is None else list(models)
+        """`command`: e.g. `StoreSettings.command`. `models`: aliases of those that may be loaded; None: not known.
+
+        `shares`, `key_shares`: percent of the budget of disk, by alias and by name of an API key.
+        """
+        self._use = None if models is None else UseModels(list(models), dict(shares or {}), dict(key_shares or {}))
         self._supervisor = Supervisor(
             "store", command, started=self._started, ended=self._ended, environ=environ, backoff=backoff
         )
@@ -180,6 +185,13 @@ class StoreLink:
         if self._first.done() and not self._first.cancelled():
             self._first.exception()  # seen, also where nobody waited for it
         self._first.cancel()
+
+    def set_key_shares(self, key_shares: Mapping[str, int]) -> None:
+        """From now on these; a store that is away gets them when it is back."""
+        if self._use is not None and self._use.key_shares != key_shares:
+            self._use = msgspec.structs.replace(self._use, key_shares=dict(key_shares))
+            if self._answered.is_set():
+                self._tell(self._use)
 
     def kill(self) -> None:
         """SIGKILL, at once: what waits to be written is lost."""
@@ -395,8 +407,8 @@ class StoreLink:
         if isinstance(frame, Welcome):
             self._answered.set()
             self._release_errors()
-            if self._models is not None:
-                self._tell(UseModels(self._models))
+            if self._use is not None:
+                self._tell(self._use)
             if not self._first.done():
                 self._first.set_result(None)
             for name in list(self._clients):

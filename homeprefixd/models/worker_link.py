@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..channel import AsyncChannel, ChannelClosedError
+from ..config import AT_ONCE
 from ..errors import (
     BusyError,
     HomeprefixdError,
@@ -206,7 +207,7 @@ class WorkerLink:
     def request(self, generate: Generate) -> Request:
         """A request that has not begun. Raises UnavailableError, BusyError."""
         self.check_open()
-        if len(self._requests) >= self._load.max_queue + self._load.parallel:
+        if len(self._requests) >= self._load.max_queue + (self._load.parallel or AT_ONCE):
             raise BusyError(f"{len(self._requests)} requests are running or waiting already", retry_after=5)
         return Request(self, generate, self._limits.unread)
 
@@ -417,7 +418,9 @@ class WorkerLink:
                     self.first.set_result(None)
             case NamespaceKnown():
                 if self.info is not None:
-                    self.info = msgspec.structs.replace(self.info, namespace=frame.namespace, mismatch=frame.mismatch)
+                    self.info = msgspec.structs.replace(
+                        self.info, namespace=frame.namespace, mismatch=frame.mismatch, adapters=frame.adapters
+                    )
 
     # ------------------------------------------------------------------------------------------------- watching
 

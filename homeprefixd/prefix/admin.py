@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from .. import frames
 from ..channel import Channel, ChannelClosedError
 from ..child import PARENT_PID
-from ..errors import StoreError
+from ..errors import StoreError, from_frame
 from ..frames import FromStore, Prefixes, Purged
 from .directory import DATA
 
@@ -124,6 +124,38 @@ class AdminClient:
             self._may_write()
         return self._ask(frames.Verify(next(self._tickets), repair, rate), frames.Verified)
 
+    def pin(self, *, prefix: str = "", label: str = "", ttl: float = 0.0) -> list[frames.PinInfo]:
+        """Keep a prefix; without one, list the pins. Raises as the store does."""
+        if prefix:
+            self._may_write()
+        return self._pinned(frames.Pin(next(self._tickets), prefix=prefix, label=label, ttl=ttl))
+
+    def unpin(self, *, prefix: str = "", label: str = "", all: bool = False) -> list[frames.PinInfo]:
+        """Keep no longer what is named by one of these; the pins that were. Raises as the store does."""
+        self._may_write()
+        return self._pinned(frames.Unpin(next(self._tickets), prefix=prefix, label=label, all=all))
+
+    def export(self, prefix: str, descriptor: int) -> frames.Transferred:
+        """Write a prefix into a file. Raises as the store does."""
+        return self._transferred(frames.Export(next(self._tickets), prefix=prefix), descriptor)
+
+    def import_(self, descriptor: int) -> frames.Transferred:
+        """Read a prefix from a file. Raises as the store does."""
+        self._may_write()
+        return self._transferred(frames.Import(next(self._tickets)), descriptor)
+
+    def _pinned(self, frame: frames.Pin | frames.Unpin) -> list[frames.PinInfo]:
+        reply = self._ask(frame, frames.Pinned)
+        if reply.error:
+            raise from_frame(reply.kind, reply.error, None, None, {})
+        return reply.pins
+
+    def _transferred(self, frame: frames.Export | frames.Import, descriptor: int) -> frames.Transferred:
+        reply = self._ask(frame, frames.Transferred, descriptor)
+        if reply.error:
+            raise from_frame(reply.kind, reply.error, None, None, {})
+        return reply
+
     def close(self) -> None:
         """End the connection, and the store if it was started here: it writes what waits first."""
         self._channel.close()
@@ -151,9 +183,10 @@ class AdminClient:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _ask(self, frame: frames.Frame, kind: type[F]) -> F:
+    def _ask(self, frame: frames.Frame, kind: type[F], descriptor: int | None = None) -> F:
+        """`descriptor` travels with the frame; it stays the caller's."""
         try:
-            self._channel.send(frame)
+            self._channel.send(frame, descriptor)
         except ChannelClosedError as error:
             raise self._ended() from error
         return self._receive(kind)

@@ -60,12 +60,21 @@ MODEL_NAME = "model"
 """Key of a description that is not hashed: what people call the model, for lists and purges."""
 
 
+ADAPTERS = "adapters"
+"""Key of a description: LoRA adapters, each a mapping with `sha256` and `scale`."""
+
+ADAPTER_NAMES = "adapter_names"
+"""Key of a description that is not hashed: what people call its adapters; absent without any."""
+
+_NOT_HASHED = frozenset({MODEL_NAME, ADAPTER_NAMES})
+
+
 def namespace_of(description: Mapping[str, object]) -> Namespace:
     """The root key of a description: BLAKE2b-256 of its canonical JSON (sorted keys, no spaces, UTF-8).
 
-    MODEL_NAME is left out: the same file under another name has the same state.
+    MODEL_NAME and ADAPTER_NAMES are left out: the same file under another name has the same state.
     """
-    hashed = {key: value for key, value in description.items() if key != MODEL_NAME}
+    hashed = {key: value for key, value in description.items() if key not in _NOT_HASHED}
     text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return Namespace(hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest())
 

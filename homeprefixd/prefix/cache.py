@@ -35,11 +35,14 @@ from .recent import Recent
 from .registry import Registry
 from .resuming import Found, find
 from .session import Session
+from .shares import Account
 from .tree import LockedTable, NodeTable, Placed, Record
 from .usage import Usage
 from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
+
+_WHOLE = 0.75  # of what RAM may be used: a match that takes more is streamed
 
 MAX_TOUCHES = 20_000
 """Nodes whose last use is remembered until it is written; more are forgotten, oldest first."""
@@ -65,6 +68,7 @@ class Counters:
     refused_nodes: int = 0  # committed without a parent or not as they should be
     dropped_nodes: int = 0  # not written: the queue or the budget was full
     spared_nodes: int = 0  # of those: as much was written in a day as may be
+    over_share: int = 0  # of those: their model or API key had its share of the budget
     evicted_hot: int = 0
     evicted_warm: int = 0
     superseded: int = 0
@@ -97,7 +101,7 @@ class Cache:
         daily_writes: int = 0,
         warm_reason: str = "",
         wake: Callable[[], None] = lambda: None,
-        corrupted: Callable[[], None] = lambda: None,
+        corrupted: Callable[[Exception], None] = lambda _error: None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -185,11 +189,16 @@ class Cache:
             if found is None or state != self._state():  # what was read meanwhile is in the page cache now
                 found = self._match(namespace, wanted, limit, exact)
             lease.known = found.known
+            if load:
+                lease.window = self._window(found)
+            ahead = 0
             for node, use in found.steps:
                 hot = self.hot.by_key.get(node.record.key)
                 record = hot.node.record if hot else node.record
                 offset = -1
-                if load and hot is not None:
+                ahead += record.size
+                # of a streamed one what comes later is not kept yet, but where it would be lost
+                if load and hot is not None and (not lease.window or ahead <= lease.window or not hot.warm):
                     self.hot.lease(hot)
                     lease.held[len(lease.plan)] = hot
                     offset = hot.offset
@@ -206,6 +215,23 @@ class Cache:
                 if session is not None:
                     session.leases.add(lease)
         return lease
+
+    def _window(self, found: Found) -> int:
+        """Bytes of a match that are kept in RAM at a time; 0 where it can be kept whole, or is there already."""
+        missing = total = 0
+        for node, _use in found.steps:
+            total += pages(node.record.size)
+            missing += node.record.key not in self.hot.by_key
+        return self.arena.allowance // 2 if missing and total > self.arena.allowance * _WHOLE else 0
+
+    def taken(self, lease: Lease, count: int) -> None:
+        """Of a streamed match the first `count` nodes were imported: they need not be kept any more."""
+        with self.lock:
+            if not lease.streamed or lease.released:
+                return
+            for index in [index for index in lease.held if index < count]:
+                self.hot.release(lease.held.pop(index))
+            lease.progress = max(lease.progress, count)
 
     def _state(self) -> tuple[int, int]:
         """Differs from an earlier one if nodes have left either tier since."""
@@ -266,6 +292,13 @@ class Cache:
         """
         return self._loading.load(lease, index, decoder)
 
+    def read(self, place: bytes, out: memoryview, decoder: Decoder) -> None:
+        """A stored node's state, of its exact size, past RAM: for those who look at each block once.
+
+        Reads from the disk: for a thread of its own. Raises BlockLostError.
+        """
+        self._loading.read(place, out, decoder)
+
     def preload(self, node: Placed, decoder: Decoder) -> bool:
         """Bring a stored node into RAM that nobody has asked for; nothing is evicted. False: there is no more room.
 
@@ -299,9 +332,9 @@ class Cache:
 
     # ---------------------------------------------------------------------------------------------- committing
 
-    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode]) -> None:
+    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
         """Publish slots that `session` reserved and filled; see `Session.commit`."""
-        self._committing.commit(session, namespace, nodes)
+        self._committing.commit(session, namespace, nodes, owner)
 
     def forget_hot(self, hot: HotNode) -> None:
         self.queue.remove(hot)
@@ -348,6 +381,16 @@ class Cache:
         self.daily_writes = daily_writes
         if self._behind is not None:
             self._behind.bound_writes(daily_writes)
+
+    def set_shares(self, models: Mapping[str, int], keys: Mapping[str, int]) -> None:
+        """*Writer.* What models and API keys may take of the budget of disk, in percent."""
+        if self._behind is not None:
+            self._behind.set_shares(models, keys)
+            self.wake()
+
+    def accounts(self) -> list[Account]:
+        """Models and API keys that have a share of the budget of disk."""
+        return self._behind.accounts() if self._behind is not None else []
 
     def left_disk(self, keys: Sequence[bytes], *, drop: bool) -> None:
         """Nodes are not on disk any more. `drop`: nor shall those copies of them stay that are in RAM."""
@@ -427,7 +470,7 @@ class Cache:
     def judge(self, error: Exception) -> None:
         """Say so if an error means that the file is damaged."""
         if is_corruption(error):
-            self._corrupted()
+            self._corrupted(error)
 
     def close(self) -> int:
         """*Writer.* Write what waits, until `deadline`, and close the disk; returns the nodes that were not written.

@@ -6,14 +6,19 @@ Exit status 0: every table can be read and they agree. 1: they cannot; the reaso
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import lmdb
+import msgspec
 
 from .directory import DATA
-from .warm_table import KEYS, NODES, ORDER, PAYLOADS, TABLES
+from .disk_file import CountsError, plausible_use
+from .warm_table import KEYS, NODES, ORDER, PAYLOADS, TABLES, decode_record
 
 
 def check(directory: Path) -> str:
@@ -35,6 +40,8 @@ def check(directory: Path) -> str:
                 tables[name] = env.open_db(name, create=False)
         counts = {}
         with env.begin() as txn:
+            stats = {name: txn.stat(table) for name, table in tables.items()}
+            plausible_use(stats, env.stat(), info["last_pgno"] + 1, _stored(txn, tables))
             for name, table in tables.items():
                 cursor = txn.cursor(table)
                 rows = cursor.iternext(keys=True, values=False) if name == PAYLOADS else cursor.iternext()
@@ -42,11 +49,20 @@ def check(directory: Path) -> str:
                 if counts[name] != txn.stat(table)["entries"]:
                     return f"table {name.decode()} has {counts[name]} rows, not as many as it says"
         env.close()
-    except lmdb.Error as error:
+    except (lmdb.Error, CountsError) as error:
         return str(error)
     if counts.get(NODES, 0) != counts.get(KEYS, 0) or counts.get(ORDER, 0) > counts.get(NODES, 0):
         return f"its tables differ: {counts}"
     return ""
+
+
+def _stored(txn: Any, tables: Mapping[bytes, Any]) -> int:
+    """Bytes of all payloads, by the nodes' records."""
+    total = 0
+    for _place, value in txn.cursor(tables[NODES]) if NODES in tables else ():
+        with contextlib.suppress(msgspec.DecodeError):
+            total += decode_record(value).stored
+    return total
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from .blocks import BLOCK_TOKENS, KEY_BYTES, block_key, swap
 from .codec import PIECE, DamagedError, check, piece_count
 from .disk_file import piece_key
 from .tree import Placed, Record
-from .warm_table import KEYS, NAMESPACES, NODES, PAYLOADS, decode_record
+from .warm_table import KEYS, LARGEST, NAMESPACES, NODES, PAYLOADS, decode_record
 
 _BYTES = 8 << 20  # of payload that are read in one transaction
 _NODES = 256
@@ -89,6 +89,8 @@ def _record(txn: Any, tables: Mapping[bytes, Any], tree_key: bytes, key: bytes, 
         record = decode_record(value)
     except msgspec.DecodeError as error:
         raise DamagedError(f"its record cannot be read: {error}") from error
+    if not 0 < record.size <= LARGEST:
+        raise DamagedError(f"its record says that it has {record.size} bytes")
     if record.key != key:
         raise DamagedError("its tokens are not those that it is named by")
     place = txn.get(key, db=tables[KEYS])

@@ -77,6 +77,8 @@ class Lookup:
         """Why blocks were lost."""
         self.warm_rate = 0.0
         """Bytes a second that the store reads from disk; 0: not known."""
+        self._streamed = False
+        self._taken = 0
 
     @property
     def plan(self) -> tuple[PlanNode, ...] | None:
@@ -107,13 +109,22 @@ class Lookup:
     def wait_block(self, index: int, timeout: float) -> memoryview | None:
         """The state of node `index`, verified; None if it is lost, or not ready within `timeout` seconds.
 
-        Valid until `release`.
+        Valid until `release`, or until it was `taken`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._state(index) != "loading", timeout)
             if self._state(index) != "ready" or self._link is None or self._plan is None:
                 return None
             return self._link.view(self._offsets[index], self._plan[index].size)
+
+    def taken(self, count: int) -> None:
+        """The first `count` nodes were imported: they are not looked at again. Others may only come then."""
+        with self._changed:
+            if not self._streamed or self._released or count <= self._taken:
+                return
+            self._taken = count
+        if self._link is not None:
+            self._link.send(frames.Taken(self._ticket, count))
 
     def release(self) -> None:
         """End the leases; again does nothing."""
@@ -138,6 +149,7 @@ class Lookup:
                 self._known = frame.known
                 self._plan = tuple(frame.nodes)
                 self.warm_rate = frame.warm_rate
+                self._streamed = frame.streamed
                 self._answered = True
                 self._offsets = {i: node.offset for i, node in enumerate(frame.nodes) if node.offset >= 0}
             elif isinstance(frame, frames.BlockReady):
@@ -370,8 +382,11 @@ class StoreClient:
                     slots.append(slot)
         return slots
 
-    def commit(self, namespace: bytes, nodes: Sequence[NewNode]) -> None:
-        """Publish blocks in slots, parents before children. Those in slots of a store that is gone are dropped."""
+    def commit(self, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
+        """Publish blocks in slots, parents before children. Those in slots of a store that is gone are dropped.
+
+        `owner`: name of the API key that they were computed for, "" for none.
+        """
         link = self._link
         if link is None:
             return
@@ -382,7 +397,7 @@ class StoreClient:
                 if offset is not None and link.slots.pop(offset, None) is not None:
                     ours.append(msgspec.structs.replace(node, offset=offset))
         if ours:
-            link.send(frames.Commit(namespace, ours))
+            link.send(frames.Commit(namespace, ours, owner))
 
     def abandon(self, slots: Sequence[Slot]) -> None:
         """Give slots back unused."""

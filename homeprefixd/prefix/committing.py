@@ -31,21 +31,27 @@ class Committing:
         self._cache = cache
         self._disk = disk
 
-    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode]) -> None:
+    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
         """See `Session.commit`."""
         cache = self._cache
         self._read_ahead(nodes)
         try:
             with cache.view() as (tables, warm):
                 for new in nodes:
-                    self._commit(session, namespace, new, tables, warm)
+                    self._commit(session, namespace, new, owner, tables, warm)
         except Exception as error:  # of the disk
             cache.trouble("admitting blocks", error)
             session.abandon([new.offset for new in nodes])
         cache.wake()
 
     def _commit(
-        self, session: Session, namespace: bytes, new: NewNode, tables: list[NodeTable], warm: WarmTable | None
+        self,
+        session: Session,
+        namespace: bytes,
+        new: NewNode,
+        owner: str,
+        tables: list[NodeTable],
+        warm: WarmTable | None,
     ) -> None:
         cache = self._cache
         room = session.reserved.get(new.offset)
@@ -56,6 +62,7 @@ class Committing:
         if node is None:
             session.abandon([new.offset])
             return
+        node.record.owner = owner
         del session.reserved[new.offset]
         cache.arena.shrink(new.offset, room, new.size, cache.clock())
         self._publish(node, new.offset, warm)
@@ -131,7 +138,11 @@ class Committing:
             touch = cache.touched.get(placed.record.key) if placed.record.key not in cache.hot.by_key else None
             return placed.record.hits + (touch.hits if touch is not None else 0)
 
-        for node in superfluous(tables, lambda key: self._place(key, warm), edge, edges.window, uses):
+        def place_of(key: bytes) -> Placed | None:
+            return self._place(key, warm)
+
+        pinned = cache.pins.edges(tables, place_of) if cache.pins.rows else frozenset()
+        for node in superfluous(tables, place_of, edge, edges.window, uses, pinned):
             key = node.record.key
             hot = cache.hot.by_key.get(key)
             if warm is not None and warm.place(key) is not None:

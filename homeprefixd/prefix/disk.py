@@ -36,7 +36,7 @@ from .disk_file import (
     piece_key,
 )
 from .policy import ORDER_BYTES, Rank, order_key, overdue, rank_of
-from .tree import Placed, is_covered, shorter
+from .tree import Placed, Record, is_covered, shorter
 from .usage import choose_stale
 from .warm_table import FILES, KEYS, META, NAMESPACES, NODES, ORDER, PAYLOADS, PINS, WarmTable, decode_record
 
@@ -188,10 +188,7 @@ class Disk(DiskFile):
         if not table.has_children(key):
             txn.put(self._order_row(placed), b"", db=self._tables[ORDER])
         txn.put(key, node.tree_key, db=self._tables[KEYS])
-        sums.raw += record.size
-        sums.stored += size
-        name = record.namespace.hex()
-        sums.nodes[name] = sums.nodes.get(name, 0) + 1
+        sums.add(record)
         stored.written[key] = size
         for short in list(shorter(table, node.tree_key)):
             if not short.record.holds_edge and not table.has_children(short.record.key):
@@ -245,8 +242,28 @@ class Disk(DiskFile):
             self._remove_few(victims)
         return victims
 
-    def _victims(self, need: int, may_evict: Callable[[bytes], bool], stale: Sequence[bytes] = ()) -> list[Placed]:
-        """Leaves, and nodes that become leaves by their going, in the order of going."""
+    def evict_of(
+        self, holds: Callable[[Record], bool], need: int, may_evict: Callable[[bytes], bool], gone: list[Placed]
+    ) -> bool:
+        """*Writer.* Evict some of the nodes that `holds` says, about `need` bytes or as many as go in one step.
+
+        False if none may go. The others are looked through for them: with 100,000 leaves about half a second, which
+        holds up nobody. Raises as `remove`.
+        """
+        victims = self._victims(min(need, self.batch_bytes * 4), may_evict, holds=holds)
+        if victims:
+            self._remove_few(victims)
+            gone += victims
+        return bool(victims)
+
+    def _victims(
+        self,
+        need: int,
+        may_evict: Callable[[bytes], bool],
+        stale: Sequence[bytes] = (),
+        holds: Callable[[Record], bool] | None = None,
+    ) -> list[Placed]:
+        """Leaves, and nodes that become leaves by their going, in the order of going; with `holds` only such."""
         now = self._wall()
         with self._begin() as txn:
             table = self._view(txn)
@@ -264,7 +281,9 @@ class Disk(DiskFile):
                 if more is not None and (following := next(more, None)) is not None:
                     wait(following, more)
                 node = table.place(row[ORDER_BYTES:])
-                if node is None or node.record.key in chosen or not may_evict(node.record.key):
+                if node is None or node.record.key in chosen or (holds is not None and not holds(node.record)):
+                    continue
+                if not may_evict(node.record.key):
                     continue
                 chosen[node.record.key] = node
                 size += -(-node.record.stored // PAGE) * PAGE
@@ -313,8 +332,7 @@ class Disk(DiskFile):
             there = cursor.first()
             while there:  # where a key was damaged, searching does not find it
                 there = cursor.delete() if cursor.key() in nodes else cursor.next()
-            sums.raw = sums.stored = 0
-            sums.nodes.clear()
+            sums.clear()
             txn.drop(self._tables[ORDER], delete=False)
             table = self._view(txn)
             for place, value in txn.cursor(self._tables[NODES]):
@@ -326,12 +344,8 @@ class Disk(DiskFile):
         self.sums = sums
 
     def _count(self, txn: Any, table: WarmTable, node: Placed, sums: Sums) -> None:
-        record = node.record
-        sums.raw += record.size
-        sums.stored += record.stored
-        name = record.namespace.hex()
-        sums.nodes[name] = sums.nodes.get(name, 0) + 1
-        if not table.has_children(record.key):
+        sums.add(node.record)
+        if not table.has_children(node.record.key):
             txn.put(self._order_row(node), b"", db=self._tables[ORDER])
 
     def _delete_pieces(self, txn: Any, key: bytes) -> None:
@@ -377,8 +391,7 @@ class Disk(DiskFile):
             return
         node = Placed(node.tree_key, current)
         key = current.key
-        for number in range(piece_count(current.size)):
-            txn.delete(piece_key(key, number), db=self._tables[PAYLOADS])
+        self._delete_pieces(txn, key)
         txn.delete(self._order_row(node), db=self._tables[ORDER])
         txn.delete(key, db=self._tables[KEYS])
         txn.delete(node.tree_key, db=self._tables[NODES])
@@ -386,9 +399,4 @@ class Disk(DiskFile):
             above = table.place(node.parent)
             if above is not None:
                 txn.put(self._order_row(above), b"", db=self._tables[ORDER])
-        sums.raw -= current.size
-        sums.stored -= current.stored
-        name = current.namespace.hex()
-        sums.nodes[name] = sums.nodes.get(name, 0) - 1
-        if sums.nodes[name] <= 0:
-            del sums.nodes[name]
+        sums.remove(current)

@@ -42,6 +42,7 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             "per_day": round(written.a_day(now)),
         }
     writes["daily_limit"] = cache.daily_writes
+    shares = [{"kind": one.kind, "name": one.name, "bytes": one.used, "limit": one.limit} for one in cache.accounts()]
     with cache.lock:
         counters = dataclasses.asdict(cache.counters)
         counters["raw_bytes"] = sums.raw if sums is not None else 0
@@ -57,6 +58,7 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             {
                 "model": model_label(description),
                 "nodes": in_ram.get(key, 0) + (sums.nodes.get(key.hex(), 0) if sums is not None else 0),
+                "bytes": sums.sizes.get(key.hex(), 0) if sums is not None else 0,
                 "namespace": key.hex(),
                 "description": description,
                 "usable": key not in stale,
@@ -77,6 +79,8 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             "warm": warm | {"state": cache.warm_state, "reason": cache.warm_reason},
             "queue": {"nodes": len(cache.queue), "bytes": cache.queue.bytes, "limit": cache.queue.limit},
             "writes": writes,
+            "shares": shares,
+            "keys": dict(sums.owners) if sums is not None else {},
             "verified": sums.scrubbed if sums is not None else 0.0,
             "pins": {"count": len(cache.pins.live()), "given_up": cache.pins.given_up},
             "read_rate": round(cache.read_rate.value),

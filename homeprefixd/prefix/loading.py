@@ -28,15 +28,40 @@ class BlockLostError(Exception):
     """A block of a plan cannot be had, nor those after it. The message is the reason."""
 
 
+class NoRoomYetError(BlockLostError):
+    """There will be room when those before it have been taken (`Cache.taken`)."""
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A match whose nodes are kept until it is released. `plan[i].offset` is -1 for those that `Cache.load` brings."""
+    """A match whose nodes are kept until it is released. `plan[i].offset` is -1 for those that `Cache.load` brings.
+
+    One that RAM cannot hold whole is `streamed`: its nodes come in order, at most `window` bytes ahead of those that
+    were taken already, which need not be kept any more.
+    """
 
     plan: list[PlanNode]
     places: list[bytes]  # tree keys
     held: dict[int, HotNode] = field(default_factory=dict)  # by index
     released: bool = False
     known: int = 0  # leading tokens that are known, whether they can be resumed or not
+    window: int = 0  # 0: not streamed
+    coming: set[int] = field(default_factory=set)  # indices that are being loaded
+    progress: int = 0  # nodes that were taken
+
+    @property
+    def streamed(self) -> bool:
+        return self.window > 0
+
+    def ahead(self, index: int) -> list[int]:
+        """Which nodes will be taken before `index` has to be there: an edge is taken together with its node."""
+        needed = index - 1 if self.plan[index].edge else index
+        return [i for i in (*self.held, *self.coming) if i < needed]
+
+    def must_wait(self, index: int, size: int) -> bool:
+        """Whether node `index` would be too far ahead: others before it are on their way, and fill the window."""
+        ahead = self.ahead(index)
+        return bool(ahead) and sum(self.plan[i].size for i in ahead) + size > self.window
 
 
 class Loading:
@@ -57,17 +82,23 @@ class Loading:
                 raise BlockLostError("released")
             if index in lease.held:
                 return lease.held[index].offset
+            if lease.streamed and lease.must_wait(index, size):
+                raise NoRoomYetError("those before it are not taken")
             hot = cache.hot.by_key.get(key)
             if hot is not None and hot.size == size:
                 return self._hold(lease, index, hot)
-            offset = cache.hot.allocate(size) if self._disk is not None and hot is None else None
+            offset = self._allocate(lease, size) if self._disk is not None and hot is None else None
             if offset is None:
+                if lease.streamed and lease.ahead(index):
+                    raise NoRoomYetError("those before it fill what room there is")
                 cache.counters.no_room += 1
                 cache.counters.lost += 1
                 raise BlockLostError("no room in the hot tier" if hot is None else "replaced")
             cache.loading[key] = size
+            lease.coming.add(index)
             removals = cache.removals
         with self._bring(lease.places[index], key, offset, size, removals, decoder) as (record, reason):
+            lease.coming.discard(index)
             if record is None:
                 cache.counters.lost += 1
                 raise BlockLostError(reason)
@@ -75,6 +106,23 @@ class Loading:
             if hot is None or lease.released:
                 raise BlockLostError("released" if lease.released else "replaced")
             return self._hold(lease, index, hot)
+
+    def _allocate(self, lease: Lease, size: int) -> int | None:
+        """As `HotTier.allocate`; for a streamed match what was taken of it goes before it would by its place.
+
+        Nodes leave RAM from the ends of paths, and the end of this one is where what comes next belongs.
+        """
+        cache = self._cache
+        offset = cache.hot.allocate(size)
+        taken = lease.progress if lease.streamed else 0
+        while offset is None and taken:
+            taken -= 1
+            hot = cache.hot.by_key.get(lease.plan[taken].key)
+            if hot is not None and hot.warm and not hot.leases and not hot.queued:
+                cache.counters.evicted_hot += 1
+                cache.hot.drop(hot)
+                offset = cache.hot.allocate(size)
+        return offset
 
     def preload(self, node: Placed, decoder: Decoder) -> bool:
         """See `Cache.preload`."""
@@ -99,7 +147,10 @@ class Loading:
         Without a record its slot is free again.
         """
         cache = self._cache
-        record, reason = self._read(place, offset, size, decoder)
+        if self._disk is not None and cache.arena.populate(offset, size):
+            record, reason = self._read(place, cache.arena.view(offset, size), decoder)
+        else:
+            record, reason = None, "no memory for it"
         with cache.lock:
             del cache.loading[key]
             cache.loaded.notify_all()
@@ -109,13 +160,19 @@ class Loading:
                 cache.arena.free(offset, size, cache.clock())
             yield record, reason
 
-    def _read(self, place: bytes, offset: int, size: int, decoder: Decoder) -> tuple[Record | None, str]:
-        cache = self._cache
-        if self._disk is None or not cache.arena.populate(offset, size):
-            return None, "no memory for it"
+    def read(self, place: bytes, out: memoryview, decoder: Decoder) -> None:
+        """See `Cache.read`."""
+        record, reason = self._read(place, out, decoder)
+        if record is None:
+            raise BlockLostError(reason)
+
+    def _read(self, place: bytes, out: memoryview, decoder: Decoder) -> tuple[Record | None, str]:
+        cache, size = self._cache, len(out)
+        if self._disk is None:
+            return None, "evicted"
         begin = time.perf_counter()
         try:
-            record = self._disk.load(place, cache.arena.view(offset, size), decoder)
+            record = self._disk.load(place, out, decoder)
         except MissingError:
             return None, "evicted"
         except DamagedError as error:

@@ -8,16 +8,18 @@ rows of a table of their own, so they survive a restart; they do not keep anythi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
 from ..frames import Pin, PinInfo, Unpin
-from .blocks import KEY_BYTES, TokensBE, swap
+from . import resuming
+from .blocks import KEY_BYTES, TokensBE, edges_of, swap
 from .disk import Disk, DiskFullError, DiskTroubleError
-from .purge import ID_CHARACTERS, find, model_label
+from .purge import ID_CHARACTERS, find, model_label, tokens_of
+from .resuming import edge_of
 from .tree import NodeTable, Placed, Step, match
 
 if TYPE_CHECKING:
@@ -83,6 +85,32 @@ class Pins:
         now = self._wall()
         return {place: row for place, row in self.rows.items() if not row.expires or row.expires > now}
 
+    def edges(
+        self,
+        tables: Sequence[NodeTable],
+        place_of: Callable[[bytes], Placed | None],
+        without: Container[bytes] = (),
+    ) -> frozenset[bytes]:
+        """Keys of the edges that are needed to go on from the ends of pins, but for those in namespaces `without`.
+
+        `place_of`: a node by its key.
+        """
+        found: set[bytes] = set()
+        for place, row in self.live().items():
+            needed = None
+            if row.namespace not in without:
+                needed = edges_of(self._cache.namespaces.get(row.namespace, {}))
+            end = _end(place, row)
+            node = holder(tables, place) if needed is not None else None
+            while needed is not None and node is not None:
+                edge = edge_of(tables, node.record.key)
+                if edge is not None:
+                    found.add(edge.record.key)
+                if node.record.start <= end - max(1, needed.window):
+                    break
+                node = place_of(node.parent)
+        return frozenset(found)
+
     def kept(self, tables: Sequence[NodeTable]) -> dict[bytes, list[tuple[int, PinRow]]]:
         """Keys of the nodes that pins hold: the tokens from the prompt's start that are pinned, and the pin."""
         found: dict[bytes, list[tuple[int, PinRow]]] = {}
@@ -102,7 +130,9 @@ class Pins:
         stale = set(self._cache.usage.stale(self._cache.namespaces))
         with self._disk.table() as warm:
             kept = self.kept([warm])
-        return frozenset(key for key, pins in kept.items() if any(row.namespace not in stale for _end, row in pins))
+            edges = self.edges([warm], warm.place, stale)
+        nodes = {key for key, pins in kept.items() if any(row.namespace not in stale for _end, row in pins)}
+        return edges.union(nodes)
 
     def forget_missing(self) -> None:
         """*Writer.* Pins of what is in no tier go: it was purged."""
@@ -177,10 +207,18 @@ class Pins:
         if wanted.prefix:
             with self._cache.view() as (_tables, warm):
                 node = find(self._cache, warm, wanted.prefix)
-            return node.tree_key, node.record.start, node.record.namespace
-        namespace, tokens = self._tokens(wanted)
+                namespace, tokens = node.record.namespace, swap(tokens_of(self._cache, warm, node))
+            if edges_of(self._cache.namespaces.get(namespace, {})) is None:
+                return node.tree_key, node.record.start, namespace
+        else:
+            namespace, tokens = self._tokens(wanted)
+        edges = edges_of(self._cache.namespaces.get(namespace, {}))
+        window = edges.window if edges is not None else None  # where states have edges: the last point to go on from
         with self._cache.view() as (tables, _warm):
-            steps = match(tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4)
+            found = resuming.find(
+                tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4, exact=False, window=window
+            )
+        steps = [step for step in found.steps if not step.node.is_edge]
         if not steps:
             raise NotFoundError("nothing of this prompt is stored: send it first, or `homeprefixd warm` it")
         return _place(steps[-1]), steps[-1].node.record.start, namespace
@@ -214,8 +252,10 @@ class Pins:
             steps = match(tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4)
         places = [_place(step) for step in steps]
         for place in live:
+            # where states have edges, a point to go on from may lie within a block of the path
+            within = edges_of(self._cache.namespaces.get(live[place].namespace, {})) is not None
             if any(
-                whole == place or (whole.startswith(place) and number == len(places) - 1)
+                whole == place or (whole.startswith(place) and (within or number == len(places) - 1))
                 for number, whole in enumerate(places)
             ):
                 chosen.add(place)

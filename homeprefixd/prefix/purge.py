@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import NotFoundError, RequestError, StoreError
-from .blocks import MODEL_NAME
+from .blocks import KEY_BYTES, MODEL_NAME, TokensBE
 from .disk import DiskFullError, DiskTroubleError
 from .tree import NodeTable, Placed, shorter
 from .warm_table import WarmTable
@@ -45,6 +45,18 @@ def is_model(description: Mapping[str, Any], model: str) -> bool:
     """Whether `model` (a name, or at least 4 characters of the hash) means this namespace's model."""
     sha256 = str(description.get("model_sha256", ""))
     return model == model_label(description) or (len(model) >= 4 and sha256.startswith(model.lower()))
+
+
+def tokens_of(cache: Cache, warm: WarmTable | None, node: Placed) -> TokensBE:
+    """All tokens from the start of a prompt to a node's end. With the cache's lock."""
+    parts: list[bytes] = []
+    at: Placed | None = node
+    while at is not None:
+        if not at.is_edge:
+            parts.append(at.tree_key[KEY_BYTES:])
+        hot = cache.hot.by_key.get(at.parent)
+        at = hot.node if hot is not None else warm.place(at.parent) if warm is not None else None
+    return TokensBE(b"".join(reversed(parts)))
 
 
 def purge(

@@ -10,12 +10,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .blocks import MODEL_NAME, Namespace, namespace_of
+from .blocks import ADAPTER_NAMES, ADAPTERS, MODEL_NAME, Namespace, namespace_of
 from .disk import Disk
 
 _REMEMBERED_HASHES = 1_000
 
 log = logging.getLogger(__name__)
+
+_NAMES = frozenset({MODEL_NAME, ADAPTER_NAMES})
+_ALIKE = ("model_sha256", "salt", ADAPTER_NAMES)
 
 
 class Registry:
@@ -78,18 +81,21 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
         "salt: another one"
         if name == "salt"
         else f"{name}: {other.get(name, 'none')} there, {this.get(name, 'none')} here"
-        for name in sorted({*this, *other} - {MODEL_NAME})
+        for name in sorted({*this, *other} - _NAMES)
         if other.get(name) != this.get(name)
     ]
 
 
 def _differences(description: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where stored descriptions of the same model content and salt differ, in words."""
+    """Where stored descriptions of the same model content, salt and names of adapters differ, in words.
+
+    Another scale is no difference: requests choose it.
+    """
     here = _flat(description)
     found: dict[str, None] = {}
     for other in map(_flat, others):
-        if "model_sha256" in here and all(other.get(name) == here.get(name) for name in ("model_sha256", "salt")):
-            for name in sorted({*here, *other} - {MODEL_NAME}):
+        if "model_sha256" in here and all(other.get(name) == here.get(name) for name in _ALIKE):
+            for name in sorted({*here, *other} - _NAMES):
                 if other.get(name) != here.get(name):
                     stored, now = other.get(name, "none"), here.get(name, "none")
                     found[f"{name}: stored prefixes have {stored}, this run {now}"] = None
@@ -100,5 +106,7 @@ def _flat(description: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Nested fields by dotted names."""
     flat: dict[str, Any] = {}
     for name, value in description.items():
+        if above + name == ADAPTERS and value:
+            value = " and ".join(str(one.get("sha256"))[:12] if isinstance(one, Mapping) else "?" for one in value)
         flat.update(_flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value})
     return flat

@@ -54,9 +54,12 @@ class Session:
                 if size is not None:
                     cache.arena.free(offset, size, cache.clock())
 
-    def commit(self, namespace: bytes, nodes: Sequence[NewNode]) -> None:
-        """Publish filled slots as nodes, parents before children; those that are known or cannot be are dropped."""
-        self._cache.commit(self, namespace, nodes)
+    def commit(self, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
+        """Publish filled slots as nodes, parents before children; those that are known or cannot be are dropped.
+
+        `owner`: name of the API key that they were computed for.
+        """
+        self._cache.commit(self, namespace, nodes, owner)
 
     def close(self) -> None:
         """The client is gone."""

@@ -7,7 +7,7 @@ used more than once, and the last ones. Where a window needs the edges of severa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -37,10 +37,11 @@ def superfluous(
     edge: Placed,
     window: int,
     uses: Callable[[Placed], int],
+    pinned: Container[bytes] = (),
 ) -> list[Placed]:
     """What may go now that `edge` is there: edges, and tails that were there for theirs alone.
 
-    `place` finds a node by its key; `uses` tells how often an edge was gone on from.
+    `place` finds a node by its key; `uses` tells how often an edge was gone on from; `pinned`: keys of edges that stay.
     """
     owner = place(edge.parent)
     path = [owner] if owner is not None else []
@@ -59,7 +60,7 @@ def superfluous(
     staying = {item.edge.tree_key for item in kept}
     gone: list[Placed] = []
     for item in held:
-        if item.edge.tree_key in staying:
+        if item.edge.tree_key in staying or item.edge.record.key in pinned:
             continue
         if window and any(item.owner.record.start < end and item.owner.end > end - window for end in ends):
             continue

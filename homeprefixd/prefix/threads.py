@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from .cache import BlockLostError, Cache, Lease
 from .codec import Decoder
+from .loading import NoRoomYetError
 
 _NICE = 5
 """Of the writer. Measured with prefill on all cores: at 19 it is starved while it holds the interpreter's lock, so that
@@ -44,6 +45,7 @@ class Readers:
     def __init__(self, cache: Cache, count: int) -> None:
         self._cache = cache
         self._jobs: deque[_Job] = deque()
+        self._parked: list[_Job] = []  # streamed ones that wait for their first blocks to be taken
         self._changed = threading.Condition()
         self._ending = False
         self._threads = [
@@ -74,9 +76,17 @@ class Readers:
     def cancel(self, lease: Lease) -> None:
         """Load no more for this lookup."""
         with self._changed:
-            for job in self._jobs:
+            for job in (*self._jobs, *self._parked):
                 if job.lease is lease:
                     job.todo.clear()
+            self._parked = [job for job in self._parked if job.todo]
+
+    def resume(self, lease: Lease) -> None:
+        """Blocks of a streamed lookup were taken (`Cache.taken`): there may be room for the next ones."""
+        with self._changed:
+            self._jobs += [job for job in self._parked if job.lease is lease]
+            self._parked = [job for job in self._parked if job.lease is not lease]
+            self._changed.notify_all()
 
     def _run(self) -> None:
         decoder = Decoder()
@@ -89,10 +99,13 @@ class Readers:
                 if not job.todo:
                     continue
                 index = job.todo.popleft()
+                seen = job.lease.progress
                 if job.todo:
                     self._jobs.append(job)  # the next one in turn; another reader may take this one's next block
             try:
                 offset = self._cache.load(job.lease, index, decoder)
+            except NoRoomYetError:
+                self._park(job, index, seen)
             except BlockLostError as error:
                 self._lose(job, index, str(error))
             except Exception as error:
@@ -100,6 +113,20 @@ class Readers:
                 self._lose(job, index, str(error))
             else:
                 job.ready(index, offset)
+
+    def _park(self, job: _Job, index: int, seen: int) -> None:
+        """Until more than `seen` blocks were taken."""
+        with self._changed:
+            job.todo = deque(sorted((index, *job.todo)))
+            if job in self._jobs:
+                self._jobs.remove(job)
+            if job in self._parked:
+                return
+            if job.lease.progress == seen:
+                self._parked.append(job)
+            else:
+                self._jobs.append(job)
+                self._changed.notify_all()
 
     def _lose(self, job: _Job, index: int, reason: str) -> None:
         with self._changed:

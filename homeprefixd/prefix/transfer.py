@@ -18,9 +18,11 @@ import xxhash
 
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
 from ..frames import NewNode
+from . import resuming
 from .arena import pages
 from .blocks import (
     BLOCK_TOKENS,
+    EDGE,
     FORMAT_VERSION,
     MODEL_NAME,
     Namespace,
@@ -32,15 +34,14 @@ from .blocks import (
 )
 from .cache import BlockLostError, Cache
 from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
-from .purge import find
+from .purge import find, tokens_of
 from .registry import differences
 from .session import Session
-from .tree import Placed, match
 
 MAGIC = b"homeprefixd prefix 1\n"
 _RECORD = struct.Struct("<IQ")  # length, xxh3_64
 _LONGEST = 1 << 20  # bytes of a record
-_LARGEST = 1 << 30  # bytes of a node's state
+_LARGEST = 1 << 40  # bytes of a node's state
 _FLUSH = 16 << 20  # bytes that are imported before they are written
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class NodeRecord(msgspec.Struct):
     kind: str
     cost: float
     preview: str
+    holds_edge: bool = False  # the next one is its edge
 
 
 class Transferred(NamedTuple):
@@ -91,35 +93,30 @@ def export(
     """
     if prefix:
         with cache.view() as (_tables, warm):
-            node: Placed | None = find(cache, warm, prefix)
-            parts: list[bytes] = []
-            while node is not None:
-                parts.append(node.tree_key[32:])
-                namespace = node.record.namespace
-                hot = cache.hot.by_key.get(node.parent)
-                node = hot.node if hot is not None else warm.place(node.parent) if warm is not None else None
-        tokens = swap(b"".join(reversed(parts)))
-    if edges_of(cache.namespaces.get(namespace, {})) is not None:
-        raise RequestError(
-            "this model has sliding-window or recurrent layers: its prefixes cannot be exported yet",
-            code="unsupported_value",
-        )
+            node = find(cache, warm, prefix)
+            namespace, tokens = node.record.namespace, swap(tokens_of(cache, warm, node))
+    edges = edges_of(cache.namespaces.get(namespace, {}))
     lease = session.lookup(namespace, tokens, limit=len(tokens) // 4)
     try:
         if not lease.plan:
             raise NotFoundError("nothing of this prompt is stored: send it first, or `homeprefixd warm` it")
         with cache.view() as (tables, _warm):
-            steps = match(tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4)
+            window = edges.window if edges is not None else None
+            wanted = TokensBE(swap(tokens))
+            steps = resuming.find(tables, namespace, wanted, limit=len(tokens) // 4, exact=False, window=window).steps
         if [step.node.record.key for step in steps] != [node.key for node in lease.plan]:
             raise UnavailableError("the prefix has changed meanwhile: try again")
         file.write(MAGIC)
         _put(file, Header(FORMAT_VERSION, dict(cache.namespaces[namespace]), len(steps)))
         decoder, encoder, total = Decoder(), Encoder(1), 0
-        for index, step in enumerate(steps):
-            offset = lease.plan[index].offset
-            if offset < 0:
-                offset = cache.load(lease, index, decoder)
+        buffer = bytearray(max((node.size for node in lease.plan if node.offset < 0), default=0))
+        for planned, step in zip(lease.plan, steps, strict=True):
             record = step.node.record
+            if planned.offset < 0:  # past RAM, where it would take the place of what is in use
+                state = memoryview(buffer)[: record.size]
+                cache.read(step.node.tree_key, state, decoder)
+            else:
+                state = cache.arena.view(planned.offset, record.size)
             _put(
                 file,
                 NodeRecord(
@@ -130,9 +127,9 @@ def export(
                     record.kind,
                     record.cost,
                     record.preview,
+                    record.holds_edge,
                 ),
             )
-            state = cache.arena.view(offset, record.size)
             for number in range(piece_count(record.size)):
                 piece = encoder.encode(record.key, number, state[number * PIECE : (number + 1) * PIECE])
                 file.write(struct.pack("<I", len(piece)))
@@ -140,7 +137,8 @@ def export(
             total += record.size
         _put(file, Header(FORMAT_VERSION, {}, len(steps)))
         file.flush()
-        return Transferred(len(steps), steps[-1].node.end, total)
+        end = max(step.node.end for step in steps if not step.node.is_edge)
+        return Transferred(len(steps), end, total)
     except BlockLostError as error:
         raise UnavailableError(f"a block cannot be read ({error}): try again") from error
     finally:
@@ -172,8 +170,11 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
     known_before = cache.counters.known_nodes
     for _number in range(header.nodes):
         record = _get(file, NodeRecord)
-        count = len(record.tokens) // 4
-        if len(record.tokens) % 4 or not 0 < count <= BLOCK_TOKENS or record.start != at:
+        is_edge = record.tokens == EDGE
+        count = 0 if is_edge else len(record.tokens) // 4
+        if is_edge and (at == 0 or record.start != at):
+            raise TransferError("an edge does not belong to the block before it")
+        if not is_edge and (len(record.tokens) % 4 or not 0 < count <= BLOCK_TOKENS or record.start != at):
             raise TransferError("its blocks do not follow each other")
         if not 0 < record.size <= _LARGEST:
             raise TransferError(f"one of its blocks has {record.size} bytes")
@@ -200,13 +201,22 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
             session.abandon(offsets)
             raise
         new = NewNode(
-            parent, record.tokens, at, offsets[0], record.size, record.grid, record.cost, record.kind, record.preview
+            parent,
+            record.tokens,
+            at,
+            offsets[0],
+            record.size,
+            record.grid,
+            record.cost,
+            record.kind,
+            record.preview,
+            record.holds_edge,
         )
         refused = cache.counters.refused_nodes
         session.commit(namespace, [new])
         if cache.counters.refused_nodes > refused and not _is_there(cache, parent, record.tokens):
             raise UnavailableError(f"what comes before a block is gone again; {nodes} blocks were imported")
-        parent, at, nodes, total = key, at + count, nodes + 1, total + record.size
+        parent, at, nodes, total = parent if is_edge else key, at + count, nodes + 1, total + record.size
         unflushed += record.size
     if _get(file, Header).nodes != header.nodes:
         raise TransferError("it has no end")
@@ -223,6 +233,10 @@ def _check_namespace(cache: Cache, description: Mapping[str, Any]) -> Namespace:
     if cache.usage.is_open(namespace):
         return namespace
     here = cache.usage.descriptions()
+    if not here and not cache.usage.is_configured:  # no daemon runs: what it stored before is what it can use
+        if namespace in cache.namespaces:
+            return namespace
+        here = list(cache.namespaces.values())
     if not here:
         raise UnavailableError("no model is loaded whose prefixes could be imported: try again soon")
     nearest = min((differences(description, other) for other in here), key=len)

@@ -38,6 +38,7 @@ class Record(msgspec.Struct, array_like=True):
     level: int = 0  # of its rank when it was stored or used last
     path_cost: float = 0.0  # seconds of prefill from the start of the prompt to its end
     holds_edge: bool = False  # it stays though a longer node covers it
+    owner: str = ""  # name of the API key that it was first computed for
 
 
 class Placed(NamedTuple):

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .blocks import MODEL_NAME
+from .blocks import ADAPTER_NAMES, ADAPTERS, MODEL_NAME
 from .disk_file import PAGE
 from .tree import Placed
 from .warm_table import WarmTable
 
 _SALT = "salt"
+_OF_A_REQUEST = frozenset({_SALT, MODEL_NAME, ADAPTERS, ADAPTER_NAMES})
 
 
 class Usage:
@@ -31,6 +32,11 @@ class Usage:
     def configured(self, models: list[str]) -> None:
         """Aliases of the models that may still be loaded."""
         self._models = frozenset(models)
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether a daemon has told its models."""
+        return self._models is not None
 
     def is_open(self, namespace: bytes) -> bool:
         return namespace in self._opened
@@ -60,7 +66,7 @@ class Usage:
 
 def _kind(description: Mapping[str, Any]) -> dict[str, Any]:
     """A description without what differs between requests to one model."""
-    return {name: value for name, value in description.items() if name not in (_SALT, MODEL_NAME)}
+    return {name: value for name, value in description.items() if name not in _OF_A_REQUEST}
 
 
 def choose_stale(

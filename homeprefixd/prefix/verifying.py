@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from .cache import Cache
 from .checking import Checked, Problem, check_some, is_still
@@ -60,21 +61,23 @@ class Verifier:
         rate: float,
         stop: threading.Event,
         pause: Callable[[], bool] = lambda: False,
+        found: Findings | None = None,
     ) -> Findings | None:
         """Read everything, at most `rate` bytes a second (0: as fast as it goes). None if another pass is running.
 
-        `repair`: remove what is damaged. `stop` ends it early; while `pause` says so, it waits.
-        Raises DiskTroubleError if the tables themselves cannot be read.
+        `repair`: remove what is damaged. `stop` ends it early; while `pause` says so, it waits. `found`: where it
+        counts. Raises DiskTroubleError if the tables themselves cannot be read.
         """
         if not self._running.acquire(blocking=False):
             return None
         try:
-            return self._run(repair, rate, stop, pause)
+            return self._run(repair, rate, stop, pause, Findings() if found is None else found)
         finally:
             self._running.release()
 
-    def _run(self, repair: bool, rate: float, stop: threading.Event, pause: Callable[[], bool]) -> Findings:
-        found = Findings()
+    def _run(
+        self, repair: bool, rate: float, stop: threading.Event, pause: Callable[[], bool], found: Findings
+    ) -> Findings:
         unreadable: dict[bytes, bytes] = {}
         begin = time.monotonic()
         at: bytes | None = b""
@@ -161,11 +164,27 @@ class Scrubber:
         self._thread = threading.Thread(target=self._live, name="scrubber", daemon=True)
         self._seen: tuple[int, ...] = ()
         self._since = cache.clock()
+        self._running = False
+        self._found = Findings()
 
     def start(self) -> None:
         disk = self._cache.disk
         if disk is not None and not disk.read_only:
             self._thread.start()
+
+    def figures(self) -> dict[str, Any]:
+        """Of the pass that is running, or was last since the start; `last`: Unix time of the end of the last one, s."""
+        disk = self._cache.disk
+        return {
+            "rate": self._rate,
+            "every": self._every,
+            "running": self._running,
+            "last": disk.sums.scrubbed if disk is not None else 0.0,
+            "nodes": self._found.nodes,
+            "bytes": self._found.bytes,
+            "damaged": self._found.damaged,
+            "removed": self._found.removed,
+        }
 
     def set_rate(self, rate: float) -> None:
         """Bytes a second from the next pass on; 0: no further pass."""
@@ -183,11 +202,16 @@ class Scrubber:
             if wait > 0 or self._rate <= 0 or self._is_busy():
                 self._stop.wait(min(max(1.0, wait), _IDLE_SECONDS))
                 continue
+            self._found, self._running = Findings(), True
             try:
-                found = self._verifier.run(repair=True, rate=self._rate, stop=self._stop, pause=self._is_busy)
+                found = self._verifier.run(
+                    repair=True, rate=self._rate, stop=self._stop, pause=self._is_busy, found=self._found
+                )
             except Exception as error:
                 self._cache.trouble("verifying what is stored", error)
                 found = None
+            finally:
+                self._running = False
             if found is not None and found.complete:
                 log.info("verified %d blocks, %d MiB: %d damaged", found.nodes, found.bytes >> 20, found.damaged)
                 self._submit(lambda: disk.note_scrub(self._cache.wall()))

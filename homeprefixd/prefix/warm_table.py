@@ -26,6 +26,9 @@ PINS = b"pins"  # tree key, of a node or of a part of one -> pins.PinRow
 FILE_FORMAT = b"2"
 """In META. A file of another one is not opened."""
 
+LARGEST = 1 << 30
+"""Bytes of a node's state: a record that says more is damaged."""
+
 TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES, PINS)
 
 decode_record = msgspec.msgpack.Decoder(Record).decode
@@ -157,7 +160,7 @@ class WarmTable:
             record = decode_record(value)
         except msgspec.DecodeError:
             return None  # damaged: as good as gone, until it is verified
-        return None if record.key in self._hidden else record
+        return None if record.key in self._hidden or not 0 < record.size <= LARGEST else record
 
 
 def _newness(row: bytes) -> tuple[bytes, bytes]:

@@ -6,12 +6,13 @@ Works on the state of `cache.py`, under its lock; never holds the lock while the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .arena import pages
 from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, Pending, Touch
 from .hot import HotNode
+from .shares import Account, Shares
 from .tree import Placed
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _TOUCHES_AT_ONCE = 2_000
 _TOUCH_SECONDS = 60.0
 _BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
+_SHARE_STEP = 32  # of a full share so much more goes at once: looking for it costs as much for little as for much
 _LOOK_SECONDS = 2.0  # between looks whether a full disk has room again
 _FULL_SECONDS = (
     10.0,
@@ -48,6 +50,7 @@ class WriteBehind:
         self._daily_writes = daily_writes
         self._day_is_over = False  # what may be written in it has been
         self._pinned: frozenset[bytes] = frozenset()  # nodes that must stay
+        self._shares = Shares()
 
     def write(self, *, everything: bool) -> float | None:
         """See `Cache.write`."""
@@ -169,6 +172,7 @@ class WriteBehind:
     def _write_some(self, batch: list[HotNode], touches: dict[bytes, Touch]) -> bool:
         """One round of everything that changes the disk; False if it failed."""
         gone: list[Placed] = []
+        refused: set[HotNode] = set()
         written: dict[bytes, int] = {}
         orphans: Sequence[bytes] = ()
         covered: Sequence[bytes] = ()
@@ -179,16 +183,19 @@ class WriteBehind:
             stale = self._stale()
             if self._shrinking:
                 self._pinned = self._cache.pins.protected()
-                shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_pinned()
+                shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
                 self._shrinking = bool(shrunk)
-            need = sum(pages(hot.size) for hot in batch)
-            if batch and self._disk.lacks(need) > 0:
+            refused = self._keep_shares(batch, touches, gone)
+            need = sum(pages(hot.size) for hot in batch if hot not in refused)
+            if need and self._disk.lacks(need) > 0:
                 self._disk.store([], touches)  # so that what was used lately does not go
                 touches = {}
                 self._pinned = self._cache.pins.protected()
                 self._disk.make_room(need, self._may_evict, gone, stale)
-            pending = [Pending(hot.node, self._cache.arena.view(hot.offset, hot.size)) for hot in batch]
+            pending = [
+                Pending(hot.node, self._cache.arena.view(hot.offset, hot.size)) for hot in batch if hot not in refused
+            ]
             written, orphans, covered = self._disk.store(pending, touches)
         except (DiskFullError, DiskTroubleError) as error:
             failure = error
@@ -215,6 +222,7 @@ class WriteBehind:
                     self._cache.queue.remove(hot)
                 self._cache.counters.dropped_nodes += isinstance(failure, BudgetError)
                 self._cache.hot.release(hot)
+            self._refuse(refused)
             for key in orphans:
                 self._cache.forget_hot_subtree(key)
             self._cache.writing = []
@@ -267,6 +275,73 @@ class WriteBehind:
             self._evicting.add(key)
             return True
 
+    def set_shares(self, models: Mapping[str, int], keys: Mapping[str, int]) -> None:
+        """See `Shares.set`; what is over its share from now on shrinks to it in steps."""
+        self._shrinking |= self._shares.set(models, keys)
+
+    def accounts(self) -> list[Account]:
+        """Those that have a share of the budget."""
+        with self._cache.lock:
+            return self._shares.accounts(self._disk.limit, self._disk.sums, self._cache.namespaces)
+
+    def _keep_shares(self, batch: list[HotNode], touches: dict[bytes, Touch], gone: list[Placed]) -> set[HotNode]:
+        """Make room in the shares of those to whom `batch` belongs; returns what does not fit, with all below it.
+
+        `touches` are written if one of the shares is full.
+        """
+        refused: set[HotNode] = set()
+        for account in self.accounts() if batch else ():
+            own = [hot for hot in batch if account.holds(hot.node.record)]
+            excess = account.used + sum(pages(hot.size) for hot in own) - account.limit
+            if not own or excess <= 0:
+                continue
+            self._disk.store([], touches)  # so that what was used lately does not go; again changes nothing
+            self._pinned = self._cache.pins.protected()
+            # a path of which much was refused before comes whole again: as of others, only so much goes for it at once
+            excess = min(excess, 4 * self._disk.batch_bytes) + account.limit // _SHARE_STEP
+            room = account.limit - account.used
+            while excess > 0:
+                before = len(gone)
+                if not self._disk.evict_of(account.holds, excess, self._may_evict, gone):
+                    break
+                freed = sum(node.record.stored for node in gone[before:])
+                room, excess = room + freed, excess - freed
+            for hot in own:
+                if pages(hot.size) <= room:
+                    room -= pages(hot.size)
+                else:
+                    refused.add(hot)
+        keys = {hot.key for hot in refused}
+        for hot in batch:  # parents come first
+            if hot.node.parent in keys:
+                refused.add(hot)
+                keys.add(hot.key)
+        return refused
+
+    def _refuse(self, refused: set[HotNode]) -> None:
+        """They are not written, nor is what waits behind them: there is no room in a share. With the lock held."""
+        cache = self._cache
+        keys = {hot.key for hot in refused}
+        gone = set(refused)
+        for hot in refused:
+            if hot.node.parent not in keys:
+                gone |= {below for below in cache.hot.subtree(hot.key) if below.queued}
+        for hot in gone:
+            cache.queue.remove(hot)
+            cache.hot.offer(hot)
+        cache.counters.dropped_nodes += len(gone)
+        cache.counters.over_share += len(gone)
+
+    def _shrink_to_shares(self) -> list[Placed]:
+        """One step towards shares that are smaller than what is there."""
+        gone: list[Placed] = []
+        for account in self.accounts():
+            if account.used > account.limit:
+                self._disk.evict_of(account.holds, account.used - account.limit, self._may_evict, gone)
+                if gone:
+                    break
+        return gone
+
     def _stale(self) -> list[bytes]:
         """Namespaces of which something is stored that no model can use."""
         stored = self._disk.sums.nodes
@@ -298,7 +373,8 @@ class WriteBehind:
                 gone = [node.record.key for node in nodes]
                 self._cache.repairs.remove(key)
                 self._cache.show((key, *gone))
-                self._cache.left_disk(gone, drop=True)
+                # what was in RAM went when the damage was found: what is there now was computed since
+                self._cache.left_disk(gone, drop=False)
 
 
 def _mib(disk: Disk) -> int:

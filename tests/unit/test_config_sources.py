@@ -254,7 +254,7 @@ def test_cache_directory() -> None:
         ("[model]\nbatch = 100", 2, ["model.batch", "a multiple of 64"]),
         ("[model]\nbatch = 96", 2, ["model.batch", "a multiple of 64"]),
         ("[model]\nctx = 63", 2, ["model.ctx", "at least 64 tokens"]),
-        ("[model]\nparallel = 0", 2, ["model.parallel", "1 to 64"]),
+        ("[model]\nparallel = -1", 2, ["model.parallel", "1 to 64"]),
         ("[model]\nparallel = 65", 2, ["model.parallel", "1 to 64"]),
         ("[cache]\nhot = '20G'", 2, ["cache.hot", "'20G'", "20GiB", "a share of memory such as 10%", "auto"]),
         ("[cache]\nwarm = '0%'", 2, ["cache.warm", "more than 0%"]),
@@ -397,3 +397,55 @@ def test_models_are_refused_with_line_and_what_is_allowed(
     assert message.startswith(f"{tmp_path}/config.toml:{line}: "), message
     for part in parts:
         assert part in message
+
+
+# ------------------------------------------------------------------------------------------------------- adapters
+
+
+def test_adapters_of_models(load: Load, tmp_path: Path) -> None:
+    text = """
+[[model.adapters]]
+id = 7
+path = "a.gguf"
+[[models.list]]
+path = "one.gguf"
+adapters = [{ id = "x", path = "/m/x.gguf", scale = 2, default = true, alias = "one-x" }]
+[[models.list]]
+path = "two.gguf"
+"""
+    config = load(text).config
+    [own] = config.model.adapters
+    assert (own.id, own.path, own.scale, own.default, own.alias) == ("7", str(tmp_path / "a.gguf"), 1.0, False, "")
+    one, two = config.models.entries
+    assert [(adapter.id, adapter.path, adapter.scale, adapter.alias) for adapter in one.adapters] == [
+        ("x", "/m/x.gguf", 2.0, "one-x")
+    ]
+    assert two.adapters == []
+    given = load(None, {"HOMEPREFIXD_MODEL_ADAPTERS": '[{id="e", path="/e.gguf"}]'}).config.model.adapters
+    assert [(adapter.id, adapter.path) for adapter in given] == [("e", "/e.gguf")]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("3", "a list of tables"),
+        ('["a"]', "a list of tables"),
+        ('[{id = "a"}]', "needs path"),
+        ('[{path = "a"}]', "needs id"),
+        ('[{id = "", path = "a"}]', "needs id"),
+        ('[{id = "a b", path = "a"}]', "without spaces"),
+        ('[{id = "a", path = "a", scale = "x"}]', "scale of an adapter cannot be 'x'"),
+        ('[{id = "a", path = "a", scale = 1e9}]', "-100 to 100"),
+        ('[{id = "a", path = "a", scale = nan}]', "-100 to 100"),
+        ('[{id = "a", path = "a", scale = true}]', "scale of an adapter cannot be True"),
+        ('[{id = "a", path = "a", weight = 1}]', "an adapter has no weight; it has id, path"),
+        ('[{id = "a", path = "a"}, {id = "a", path = "b"}]', "two adapters have the id 'a'"),
+    ],
+)
+def test_adapters_are_refused_with_what_is_allowed(load: Load, tmp_path: Path, value: str, words: str) -> None:
+    message = refused(load, f"[model]\nadapters = {value}")
+    assert message.startswith(f"{tmp_path}/config.toml:2: model.adapters: "), message
+    assert words in message
+    message = refused(load, None, {"HOMEPREFIXD_MODEL_ADAPTERS": value})
+    assert message.startswith("HOMEPREFIXD_MODEL_ADAPTERS: model.adapters: ")
+    assert words in message

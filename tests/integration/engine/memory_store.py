@@ -48,6 +48,9 @@ class MemoryLookup:
             return "lost"
         return "pending" if index >= self._store.ready_up_to else "ready"
 
+    def taken(self, count: int) -> None:
+        """All of it stays in memory."""
+
     def release(self) -> None:
         if not self.released:
             self.released = True
@@ -67,6 +70,7 @@ class MemoryStore:
         self.payloads: dict[bytes, memoryview] = {}
         self.hashes: dict[tuple[int, int, int, int], str] = {}
         self.namespaces: dict[bytes, dict[str, Any]] = {}
+        self.owners: dict[bytes, str] = {}  # by node's key
         self.leases = 0
         self.lookups = 0
         self.orphans = 0
@@ -126,7 +130,7 @@ class MemoryStore:
                 slots.append(slot)
             return slots
 
-    def commit(self, namespace: bytes, nodes: list[NewNode]) -> None:
+    def commit(self, namespace: bytes, nodes: list[NewNode], owner: str = "") -> None:
         with self._lock:
             for node in nodes:
                 key = block_key(node.parent, node.tokens)
@@ -139,6 +143,7 @@ class MemoryStore:
                 elif not node.grid or self.nodes[key].grid:
                     continue
                 self.nodes[key] = node
+                self.owners[key] = owner
                 self.payloads[key] = slot.view[: node.size].toreadonly()
 
     def abandon(self, slots: Sequence[Any]) -> None:

@@ -128,7 +128,7 @@ class Running:
         namespaces = self.worker.namespaces
         assert namespaces is not None
         deadline = time.time() + 10
-        while namespaces.opened("") is None:
+        while namespaces.opened(namespaces.usual) is None:
             assert time.time() < deadline
             time.sleep(0.01)
 

@@ -13,24 +13,35 @@ import pytest
 from homeprefixd.engine import probe as probing
 from homeprefixd.engine.probe import MEMO, Outcome, probe
 from homeprefixd.errors import ModelError
+from homeprefixd.frames import AdapterFile
 from tests.integration.engine.running import Running, load_frame
+from tests.tiny_lora import make_lora
 
 Run = Callable[..., Running]
 
 
 @pytest.mark.parametrize(
-    ("arch", "mode"), [("llama", "blocks"), ("gemma3", "blocks with edges"), ("granitehybrid", "blocks with edges")]
+    ("arch", "mode"),
+    [
+        ("llama", "blocks"),
+        ("gemma3", "blocks with edges"),
+        ("granitehybrid", "blocks with edges"),
+        ("lfm2+window", "whole sequence"),
+        ("deepseek4", "whole sequence"),
+    ],
 )
 def test_the_outcome_is_remembered_by_content(
     small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, mode: str
 ) -> None:
-    assert probe(load_frame(small(arch)), tmp_path) == Outcome(mode)  # type: ignore[arg-type]
+    found = probe(load_frame(small(arch)), tmp_path)
+    assert found is not None
+    assert (found.mode, bool(found.reason)) == (mode, mode == "whole sequence")
     memo = tmp_path / MEMO
     assert stat.S_IMODE(memo.stat().st_mode) == 0o600
     monkeypatch.setattr(probing, "_run", lambda load: pytest.fail("it was probed again"))
     moved = tmp_path / "moved.gguf"
     moved.symlink_to(small(arch))
-    assert probe(load_frame(moved), tmp_path) == Outcome(mode)  # type: ignore[arg-type]
+    assert probe(load_frame(moved), tmp_path) == found
 
 
 def test_a_damaged_memo_is_no_memo(small: Callable[[str], Path], tmp_path: Path) -> None:
@@ -81,3 +92,31 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     text.write_text("not a model")
     assert probe(load_frame(text), tmp_path) is None
     assert msgspec.json.encode(Outcome("off", "why")) == b'["off","why"]'
+
+
+def test_adapters_are_tried_and_remembered(
+    run: Run, small: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that llama.cpp dies of is refused with its last words; those before and after it are used."""
+    model = small("llama")
+    files = [AdapterFile(name, str(make_lora(model, tmp_path / f"{name}.gguf", seed=ord(name))), 1.0) for name in "abc"]
+    (tmp_path / "d.gguf").write_bytes((tmp_path / "a.gguf").read_bytes()[:-50])
+    files += [AdapterFile("d", str(tmp_path / "d.gguf"), 1.0), AdapterFile("e", str(tmp_path / "gone.gguf"), 1.0)]
+    load = load_frame(model, adapters=files)
+    found = probing.probe_adapters(load, tmp_path)
+    assert [file.problem for file in found[:3]] == ["", "", ""]
+    assert "d.gguf cannot be loaded as an adapter" in found[3].problem
+    assert found[4].problem == ""  # loading it says more
+    monkeypatch.setattr(probing, "_process", lambda *_: pytest.fail("they were tried again"))
+    assert probing.probe_adapters(load, tmp_path) == found
+    monkeypatch.undo()
+    (tmp_path / probing.ADAPTERS_MEMO).unlink()
+    assert probe(load, tmp_path) == Outcome("blocks")
+    real = probing.module_command
+    deadly = "echo loaded; echo '\"\"'; echo 'ggml.c:7: GGML_ASSERT(a->ne[0] > 0) failed' >&2; kill -ABRT $$"
+    commands = iter([["/bin/sh", "-c", deadly]])
+    monkeypatch.setattr(probing, "module_command", lambda module: next(commands, real(module)))
+    running = run(model, probes=str(tmp_path), adapters=files[:3])
+    problems = [adapter.problem for adapter in running.worker.info.adapters]
+    assert (problems[0], problems[2]) == ("", "")
+    assert "GGML_ASSERT(a->ne[0] > 0) failed" in problems[1]

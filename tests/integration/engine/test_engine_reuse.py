@@ -94,7 +94,7 @@ def test_long_prefixes_come_back_joined(
     lengths.clear()
     hot = running.ask(prompt, 2)[1].timings
     assert (hot.cache_n, hot.prompt_n) == (64 * 23, 10)
-    assert lengths == ([64] * 23 if flash else [64, 64, 256, 256, 256, 256, 256, 64])
+    assert lengths == ([64] * 23 if flash else [64] * 5 + [512, 512, 128])
     assert hot.logits_sha256 == cold.logits_sha256
     running.store.change = lambda index, payload: running.store.payloads[prompt_key] if index == 9 else payload
     prompt_key = next(iter(running.store.payloads))  # a block of other positions, of the right size
@@ -164,6 +164,49 @@ def test_what_was_generated_is_saved_as_it_becomes_whole(run: Run, tiny: Callabl
     assert not running.of(rid, Finished)
     running.worker.intake.cancel(rid)
     assert running.finish(rid).reason == "cancelled"
+
+
+def test_what_is_too_short_to_be_reused_is_not_kept(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
+    running = run(tiny("llama"))
+    running.known()
+    running.ask(tokens(8), 4)
+    assert not running.store.nodes
+    running.ask(tokens(8), 12)
+    assert [len(node.tokens) // 4 for node in running.store.nodes.values()] == [19]
+
+
+def test_blocks_say_which_key_they_were_computed_for(run: Run, tiny: Callable[[str], Path], tokens: Tokens) -> None:
+    running = run(tiny("llama"))
+    running.known()
+    running.ask(tokens(130, seed=1), 1, client="key the guest")
+    assert set(running.store.owners.values()) == {"the guest"}
+    running.ask(tokens(130, seed=2), 1, client="10.0.0.1 curl/8")
+    assert set(running.store.owners.values()) == {"the guest", ""}
+
+
+def test_a_request_says_what_was_restored_and_why(run: Run, demo_model: Path, tokens: Tokens) -> None:
+    running = run(demo_model, batch=64)
+    running.known()
+    prompt = tokens(300)
+    nothing = running.ask(prompt, 1, cache=False)[1].gate
+    cold = running.ask(prompt, 1)[1].gate
+    assert nothing is None
+    assert cold is not None
+    assert (cold.known, cold.restored, cold.reason) == (0, 0, "unknown")
+    for turn in range(1, 4):  # until enough is measured
+        running.ask(prompt, 1)
+        running.ask([*prompt[:100], *tokens(100, seed=turn)], 1)
+    hot = running.ask(prompt, 1)[1].gate
+    assert hot is not None
+    assert (hot.known, hot.restored, hot.reason, hot.tiers) == (299, 299, "faster", {"hot": 299})
+    assert hot.load_s is not None
+    assert hot.compute_s is not None
+    assert hot.load_s < hot.compute_s / 5
+    assert 20 < hot.prefill_rate < 20_000
+    running.store.silent = True
+    late = running.ask(prompt, 1)[1].gate
+    assert late is not None
+    assert late.reason == "late"
 
 
 def test_a_cancelled_prefill_keeps_its_blocks(run: Run, demo_model: Path, tokens: Tokens) -> None:

@@ -15,6 +15,7 @@ from homeprefixd.engine.joining import Joiner, JoinError, joiner_of
 from homeprefixd.engine.llama_log import LlamaLog
 from homeprefixd.engine.proving import make_slicer
 from homeprefixd.engine.slices import BlockSize, SliceError, Slicer
+from homeprefixd.engine.whole import WholeSlicer
 
 SCRATCH = 2
 Tokens = np.ndarray
@@ -25,8 +26,8 @@ class Bench:
 
     def __init__(self, model: Model, flash_attention: bool) -> None:
         self.context = Context(model, ContextSettings(1024, 512, SCRATCH + 1, 2, "f16", flash_attention))
-        slicer = make_slicer(self.context, SCRATCH)
-        assert isinstance(slicer, Slicer), slicer
+        slicer, reason = make_slicer(self.context, SCRATCH)
+        assert isinstance(slicer, Slicer), reason
         self.slicer = slicer
         self.batch = Batch(512)
         self.tokens = (np.arange(330) * 7919 % 40000 + 500).astype(np.int32)
@@ -166,8 +167,8 @@ def test_a_joiner_that_is_wrong_is_not_used(fresh: Context, monkeypatch: pytest.
         return size
 
     monkeypatch.setattr(Joiner, "join", spoiled)
-    made = make_slicer(fresh, SCRATCH)
-    assert isinstance(made, Slicer)
+    made, reason = make_slicer(fresh, SCRATCH)
+    assert isinstance(made, Slicer), reason
     assert made.joiner is None
 
 
@@ -233,11 +234,11 @@ def test_models_with_edges_have_another_slicer(arch: str, tiny: Callable[[str], 
     log = LlamaLog()
     model = Model.load(tiny(arch), log)
     context = Context(model, ContextSettings(512, 64, 3, 2, "f16", True))
-    made = make_slicer(context, SCRATCH)
+    made, reason = make_slicer(context, SCRATCH)
     context.close()
     model.close()
     log.close()
-    assert isinstance(made, EdgeSlicer)
+    assert isinstance(made, EdgeSlicer), reason
 
 
 @pytest.fixture
@@ -260,9 +261,9 @@ def test_the_self_test_notices_state_that_is_wrong(fresh: Context, monkeypatch: 
         return size
 
     monkeypatch.setattr(Slicer, "export", spoiled)
-    made = make_slicer(fresh, SCRATCH)
-    assert isinstance(made, str)
-    assert "other logits" in made
+    made, reason = make_slicer(fresh, SCRATCH)
+    assert isinstance(made, WholeSlicer)
+    assert "other logits" in reason
     assert fresh.pos_max(0) == -1
 
 
@@ -273,9 +274,9 @@ def test_the_self_test_notices_an_importer_without_checks(fresh: Context, monkey
         fresh.remove(SCRATCH)
 
     monkeypatch.setattr(Slicer, "import_block", careless)
-    made = make_slicer(fresh, SCRATCH)
-    assert isinstance(made, str)
-    assert "taken for the first" in made
+    made, reason = make_slicer(fresh, SCRATCH)
+    assert isinstance(made, WholeSlicer)
+    assert "taken for the first" in reason
 
 
 def test_sizes_are_linear() -> None:

@@ -17,11 +17,12 @@ from homeprefixd.api.record_file import RecordFile, recorded
 from homeprefixd.api.records import Record, Records, app_name
 from homeprefixd.config import RecordsConfig, ServerConfig
 from homeprefixd.errors import UnavailableError, WorkerDiedError
-from homeprefixd.frames import Accepted, Account, Delta, Finding, Finished, Progress, SectionTokens
+from homeprefixd.frames import Accepted, Account, Delta, Finding, Finished, GateDecision, Progress, SectionTokens
 
 CHAT = {"messages": [{"role": "user", "content": "a secret question"}]}
 SECTIONS = [SectionTokens("system message", 60), SectionTokens("message 1 (user)", 30), SectionTokens("template", 10)]
 CLOCK = Finding("clock", "the system message", 64, "It is ", "21:15", "21:16", 30, "move_volatile_line")
+GATE = GateDecision(64, 64, "faster", {"hot": 64}, 0.01, 0.5, 2e8, 128.0)
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
@@ -31,7 +32,7 @@ def script(finding: Finding | None = CLOCK, known: int = 64) -> list[Any]:
         Account("", SECTIONS, True, known, known, finding, {"drop_billing_line": 1}),
         Progress("", 64, 100, 100),
         Delta("", "Hello", 3),
-        Finished("", "stop", "", None, TIMINGS, stored=64),
+        Finished("", "stop", "", None, TIMINGS, stored=64, gate=GATE),
     ]
 
 
@@ -67,6 +68,7 @@ async def test_a_record_of_each_request(client: TestClient, backend: ScriptedBac
         "decode_ms": 60.0,
         "stored": 64,
         "rules": {"drop_billing_line": 1},
+        "gate": msgspec.to_builtins(GATE),
         "sections": [msgspec.to_builtins(section) for section in SECTIONS],
     }
     assert {key: record.get(key) for key in expected} == expected

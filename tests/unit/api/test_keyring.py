@@ -29,6 +29,16 @@ def test_a_key_may_be_given_by_its_hash(tmp_path: Path) -> None:
     assert ring.find("") is None
 
 
+def test_shares_of_the_disk(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(entry() + entry("guest", LONG[::-1], "cache_share = 10"))
+    ring = KeyRing(file)
+    assert ring.shares() == {"guest": 10}
+    file.write_text(entry())
+    ring.reload()
+    assert ring.shares() == {}
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -45,6 +55,8 @@ def test_a_key_may_be_given_by_its_hash(tmp_path: Path) -> None:
         (entry(more='priority = "high"'), "priority"),
         (entry(more="requests = -1"), "requests"),
         (entry(more="colour = 1"), "colour"),
+        (entry(more="cache_share = 101"), "cache_share"),
+        (entry(more="cache_share = -1"), "cache_share"),
         ("[key]\nname = 1\n", "key"),
     ],
 )

@@ -63,7 +63,20 @@ def test_in_a_pipe_a_line_each_ten_seconds() -> None:
     assert stream.getvalue().splitlines() == ["starting", *(progress_text(snapshot(elapsed=t)) for t in (10.0, 20.0))]
 
 
-@pytest.mark.parametrize("line", [["run", "kitchen", "--serve"], ["burst", "--requests", "0"], ["run", "--scale", "0"]])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["run", "kitchen", "--serve"],
+        ["burst", "--requests", "0"],
+        ["run", "--scale", "0"],
+        ["turnover", "--size", "1MiB"],
+        ["turnover", "--size", "big"],
+        ["turnover", "--rate", "fast"],
+        ["turnover", "--rate", "0"],
+        ["turnover", "--times", "0"],
+        ["turnover", "--dir", "/nowhere"],
+    ],
+)
 def test_wrong_arguments(command: Callable[..., Any], line: list[str]) -> None:
     result = command("bench", *line)
     assert (result.code, result.out) == (2, "")

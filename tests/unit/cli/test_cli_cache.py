@@ -79,6 +79,23 @@ def test_stats_of_the_daemon_on_the_directory(command: Callable[..., Any], daemo
     assert ("GET /cache/stats", None) in daemon.asked
 
 
+def test_stats_of_wear_shares_and_the_idle_check() -> None:
+    more: dict[str, Any] = {
+        "writes": {"today": 3 << 20, "total": 9 << 20, "nodes": 5, "since": 1.0, "per_day": 2 << 20, "daily_limit": 0},
+        "shares": [{"kind": "key", "name": "guest", "bytes": 1 << 20, "limit": 4 << 20}],
+        "scrub": {"rate": 8, "running": False, "last": 0.0, "nodes": 0, "bytes": 0, "damaged": 0, "removed": 0},
+    }
+    rows = dict(summary({**STATS, **more}))
+    assert rows["disk writes"] == "3.0 MiB today, 2.0 MiB a day on average"
+    assert rows["share of key guest"] == "1.0 MiB of 4.0 MiB"
+    assert rows["checked by itself"] == "never to the end"
+    more["writes"] = {**more["writes"], "daily_limit": 20 << 20}
+    more["scrub"] = {**more["scrub"], "running": True, "nodes": 7, "bytes": 5 << 20, "damaged": 1}
+    rows = dict(summary({**STATS, **more}))
+    assert "3.0 MiB of 20.0 MiB today" in rows["disk writes"]
+    assert rows["checked by itself"].startswith("running: 7 blocks, 5.0 MiB, 1 damaged and removed")
+
+
 def test_the_url_needs_no_directory(command: Callable[..., Any], daemon: Any) -> None:
     daemon.answers["GET /cache/stats"] = 200, STATS
     assert json.loads(command("stats", "--url", daemon.url + "/", "--json").out) == STATS

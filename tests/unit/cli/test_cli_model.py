@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,11 @@ def entry(name: str, state: str = "loaded", **more: Any) -> dict[str, Any]:
         "expires": 120.0,
         "cache_mode": "blocks",
         "cache_reason": "",
-        "namespace": {"type_k": "f16", "rope": {"scaling": "none"}, "adapters": []},
+        "namespace": {"type_k": "f16", "rope": {"scaling": "none"}, "adapters": [{"sha256": "ab" * 32, "scale": 0.5}]},
+        "adapters": [
+            {"id": "x", "path": "/m/x.gguf", "scale": 0.5, "default": True, "problem": "", "sha256": "ab" * 32},
+            {"id": "y", "path": "/m/y.gguf", "scale": 1.0, "default": False, "problem": "it is damaged", "sha256": ""},
+        ],
         "mismatch": ["type_k: stored prefixes have q8_0, this run f16"],
         **more,
     }
@@ -82,6 +87,9 @@ def test_show(command: Command, models: Daemon) -> None:
     shown = command("model", "show", "a", "--url", models.url).out
     assert "namespace type_k" in shown
     assert "namespace rope.scaling" in shown
+    assert "abababababab at 0.5" in next(line for line in shown.splitlines() if line.startswith("namespace adapters"))
+    assert re.search(r"adapter x +/m/x.gguf at 0.5, used where a request names none: sha256 abab", shown)
+    assert re.search(r"adapter y +/m/y.gguf at 1: it is damaged", shown)
     assert "not usable: type_k: stored prefixes have q8_0, this run f16" in shown
     assert json.loads(command("model", "show", "a", "--json", "--url", models.url).out)["id"] == "a"
     unknown = command("model", "show", "z", "--url", models.url)

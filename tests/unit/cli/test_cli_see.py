@@ -15,6 +15,7 @@ import pytest
 
 from homeprefixd.cli.explain import apply_rule
 from homeprefixd.config_sources import Flag, load
+from homeprefixd.explain.causes import GATE
 
 RECORD = {
     "id": "chatcmpl-1",
@@ -116,8 +117,19 @@ def test_explain(command: Callable[..., Any], seen: Any) -> None:
     for text in (EXPLANATION["text"], "then      21:15", "Put it at the end.", 'move_volatile_line = "on"', "9.83 s"):
         assert text in said.out
     assert "\x1b" not in said.out
+    assert "restored" not in said.out  # nothing is told of it here
     assert json.loads(command("explain", "last", "--url", seen.url, "--json").out)["record"] == RECORD
     assert command("explain", "chatcmpl-2", "--url", seen.url).code == 4
+
+
+def test_explain_says_what_was_restored_and_why(command: Callable[..., Any], seen: Any) -> None:
+    gate = {"known": 2000, "restored": 64, "reason": "computed", "load_s": 3.5, "compute_s": 0.5}
+    for given, text in ((gate, "3.50 s"), ({**gate, "reason": "unmeasured", "load_s": None, "compute_s": None}, "")):
+        seen.answers["GET /cache/explain/last"] = 200, {"record": {**RECORD, "gate": given}, "explanation": EXPLANATION}
+        said = command("explain", "--url", seen.url).out
+        assert "Of 2,000 known tokens 64 were to be restored" in said
+        assert GATE[given["reason"]] in said
+        assert text in said
 
 
 def test_explain_applies_the_rule(command: Callable[..., Any], seen: Any, tmp_path: Path) -> None:

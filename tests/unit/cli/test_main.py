@@ -119,7 +119,7 @@ def test_config_show_says_where_values_come_from(
     assert ["cache.hot", "1073741824", f"{file}:2"] in rows
     assert ["model.ctx", "4096", "HOMEPREFIXD_MODEL_CTX"] in rows
     assert ["server.port", "9000", "--port"] in rows
-    assert ["model.parallel", "4", "default"] in rows
+    assert ["model.parallel", "0", "default"] in rows
     assert {row[0] for row in rows[1:]} == set(keys())
     plain = command(*arguments).out
     assert "--port" not in plain

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import gguf
 import pytest
 
-from homeprefixd.config import Config, ModelConfig, ModelsConfig
+from homeprefixd.config import AdapterConfig, Config, ModelConfig, ModelsConfig
 from homeprefixd.errors import ConfigError, ModelError, NotFoundError, UnavailableError
 from homeprefixd.models import catalog
+from homeprefixd.models.adapters import problem_of
 from homeprefixd.models.catalog import Catalog
 from homeprefixd.models.loading import load_frame
 
@@ -178,3 +180,66 @@ def test_a_split_model_is_one(tmp_path: Path) -> None:
     assert "part 1 of 3" in spec.problem
     with pytest.raises(ModelError, match="part 4 of 3"):
         Catalog.from_config(ModelConfig(path=str(tmp_path / "x-00004-of-00003.gguf")))
+
+
+# ------------------------------------------------------------------------------------------------------- adapters
+
+
+def with_adapters(tmp_path: Path, *adapters: AdapterConfig) -> Catalog:
+    path = write(tmp_path / "base.gguf")
+    return Catalog.from_config(ModelConfig(path=str(path), adapters=list(adapters)), ModelsConfig(dir=str(tmp_path)))
+
+
+def test_a_model_is_known_by_its_adapters(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{name}.gguf") for name in "ab"]
+    found = with_adapters(
+        tmp_path, AdapterConfig("a", str(paths[0])), AdapterConfig("b", str(paths[1]), 0.5, alias="other")
+    )
+    assert [spec.alias for spec in found.specs] == ["base"]  # files of adapters are no models
+    for name, adapter in (("base", ""), ("base:a", "a"), ("other", "b"), ("base:b", "b"), ("base:c", None)):
+        if adapter is None:
+            with pytest.raises(NotFoundError, match="base, base:a, other"):
+                found.resolve(name)
+        else:
+            assert (found.resolve(name).alias, found.resolve(name).adapter(name)) == ("base", adapter)
+
+
+def test_a_name_for_two_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'base'"):
+        with_adapters(tmp_path, AdapterConfig("a", "/a.gguf", alias="base"))
+
+
+def adapter_file(path: Path, **metadata: object) -> Path:
+    writer = gguf.GGUFWriter(str(path), str(metadata.pop("arch", "llama")))
+    for name, value in metadata.items():
+        key = name.replace("__", ".")
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)  # type: ignore[operator]
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_files_that_are_no_adapters(tmp_path: Path) -> None:
+    good = adapter_file(tmp_path / "good.gguf", general__type="adapter", adapter__type="lora")
+    assert problem_of(good) == ""
+    (tmp_path / "cut.gguf").write_bytes(good.read_bytes()[:-3])
+    (tmp_path / "folder.gguf").mkdir()
+    for path, words in (
+        (tmp_path / "cut.gguf", "damaged"),
+        (tmp_path / "folder.gguf", "is a directory"),
+        (tmp_path / "gone.gguf", "cannot be read"),
+        (write(tmp_path / "text.gguf", b"hello"), "damaged"),
+        (write(tmp_path / "empty.gguf", b""), "damaged"),
+        (adapter_file(tmp_path / "model.gguf", general__type="model"), "no LoRA adapter"),
+        (adapter_file(tmp_path / "none.gguf"), "no LoRA adapter"),
+        (adapter_file(tmp_path / "number.gguf", general__type=7), "its general.type is '7'"),
+        (
+            adapter_file(
+                tmp_path / "alpha.gguf", general__type="adapter", adapter__type="lora", adapter__lora__alpha=8
+            ),
+            "its adapter.lora.alpha is '8'",
+        ),
+    ):
+        assert words in problem_of(path), path
+        assert path.name in problem_of(path)

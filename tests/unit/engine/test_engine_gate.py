@@ -8,7 +8,8 @@ from collections import defaultdict
 import pytest
 
 from homeprefixd.engine.gate import Gate, PrefillCost
-from homeprefixd.frames import PlanNode
+from homeprefixd.explain.causes import GATE
+from homeprefixd.frames import GateDecision, PlanNode
 
 SIZE = 1_000_000  # bytes of a block
 
@@ -69,39 +70,39 @@ class TestCost:
 class TestGate:
     def test_while_nothing_is_known_all_is_restored(self) -> None:
         fresh = Gate(defaultdict(float))
-        assert fresh.choose(plan(5), 1000, 1.0) == plan(5)
-        assert fresh.choose((), 1000, 1.0) == ()
+        assert fresh.choose(plan(5), 1000, 1.0)[0] == plan(5)
+        assert fresh.choose((), 1000, 1.0)[0] == ()
         assert fresh.rates() == {}
         slow = gate(1e-4)
-        assert slow.choose(plan(5), 1000, 0.0) == plan(5)  # nothing was read from disk yet
+        assert slow.choose(plan(5), 1000, 0.0)[0] == plan(5)  # nothing was read from disk yet
 
     def test_a_cpu_never_beats_a_disk(self) -> None:
-        assert len(gate(5e-3).choose(plan(30), 2000, 200e6)) == 30
+        assert len(gate(5e-3).choose(plan(30), 2000, 200e6)[0]) == 30
 
     def test_a_fast_gpu_beats_a_slow_disk(self) -> None:
         """64 tokens in 6.4 ms; a block of 1 MB in 100 ms."""
         fast = gate(1e-4)
-        assert fast.choose(plan(30), 2000, 10e6) == ()
+        assert fast.choose(plan(30), 2000, 10e6)[0] == ()
         assert fast._counters["gate_computed"] == 30 * 64
-        assert fast.choose(plan(30, "hot"), 2000, 10e6) == plan(30, "hot")  # memory is not the disk
+        assert fast.choose(plan(30, "hot"), 2000, 10e6)[0] == plan(30, "hot")  # memory is not the disk
         assert fast._counters["gate_loaded"] == 30 * 64
 
     def test_what_is_in_memory_is_taken_and_the_rest_computed(self) -> None:
         mixed = (*plan(10, "hot"), *plan(30)[10:])
-        assert gate(1e-4).choose(mixed, 2000, 10e6) == mixed[:10]
+        assert gate(1e-4).choose(mixed, 2000, 10e6)[0] == mixed[:10]
 
     def test_deep_tokens_cost_more_so_that_loading_begins_to_pay(self) -> None:
         """To leave out what lies before is not possible: it is all or the first part."""
-        assert len(gate(1e-4, depth=1e-6).choose(plan(30), 2000, 100e6)) == 30
+        assert len(gate(1e-4, depth=1e-6).choose(plan(30), 2000, 100e6)[0]) == 30
 
     def test_a_node_of_which_little_is_used_is_left_alone(self) -> None:
         """A whole block, 20 ms away, must come for two tokens of it: 2 ms."""
-        assert len(gate(1e-3).choose(plan(5, last=2), 263, 50e6)) == 4
-        assert len(gate(1e-3).choose(plan(5, last=64), 325, 50e6)) == 5
+        assert len(gate(1e-3).choose(plan(5, last=2), 263, 50e6)[0]) == 4
+        assert len(gate(1e-3).choose(plan(5, last=64), 325, 50e6)[0]) == 5
 
     def test_what_is_hardly_faster_changes_nothing(self) -> None:
         """64 tokens in 6.4 ms, a block in 7 ms."""
-        assert len(gate(1e-4).choose(plan(30), 2000, SIZE / 7e-3)) == 30
+        assert len(gate(1e-4).choose(plan(30), 2000, SIZE / 7e-3)[0]) == 30
 
     def test_calls_that_are_all_alike_say_nothing_wrong(self) -> None:
         """Of single tokens behind restored prefixes, with noise: what a token costs cannot be told from a call."""
@@ -113,13 +114,46 @@ class TestGate:
             found.computed(start, 256, 1.2)
         for _request in range(500):
             found.computed(2000 + numbers.randrange(100), 1, 0.04 * numbers.uniform(0.5, 2.0))
-            assert len(found.choose(plan(30), 1921, 200e6)) == 30
+            assert len(found.choose(plan(30), 1921, 200e6)[0]) == 30
 
     def test_now_and_then_it_tries_again(self) -> None:
         fast = gate(1e-4)
-        found = [len(fast.choose(plan(30), 2000, 10e6)) for _request in range(32)]
+        found = [len(fast.choose(plan(30), 2000, 10e6)[0]) for _request in range(32)]
         assert found.count(30) == 2
         assert found.count(0) == 30
+
+    def test_where_a_part_is_of_no_use_it_is_all_or_nothing(self) -> None:
+        mixed = (*plan(10, "hot"), *plan(30)[10:])
+        assert gate(1e-4).choose(mixed, 2000, 10e6, whole=True)[0] == ()
+        assert gate(1e-4).choose(mixed, 2000, 1e9, whole=True)[0] == mixed
+
+    @pytest.mark.parametrize(
+        ("seconds", "tier", "rate", "restored", "reason"),
+        [
+            (1e-4, "warm", 10e6, 0, "computed"),
+            (1e-4, "hot", 10e6, 1920, "faster"),
+            (5e-3, "warm", 200e6, 1920, "faster"),
+        ],
+    )
+    def test_the_decision_and_its_reason(
+        self, seconds: float, tier: str, rate: float, restored: int, reason: str
+    ) -> None:
+        decision = gate(seconds).choose(plan(30, tier), 2000, rate)[1]
+        assert (decision.known, decision.restored, decision.reason) == (1920, restored, reason)
+        assert decision.tiers == {tier: 1920}
+        assert decision.compute_s == pytest.approx(1920 * seconds, rel=0.05)
+        assert decision.load_s == pytest.approx(1920 * 1e-5 + (30 * SIZE / rate if tier == "warm" else 0), rel=0.05)
+        assert decision.prefill_rate == pytest.approx(1 / seconds, rel=0.05)
+        assert decision.disk_rate == rate
+        assert decision.reason in GATE
+
+    def test_reasons_where_nothing_is_weighed(self) -> None:
+        fresh = Gate(defaultdict(float))
+        assert fresh.choose(plan(5), 1000, 1.0)[1] == GateDecision(320, 320, "unmeasured", {"warm": 320}, disk_rate=1.0)
+        assert fresh.choose((), 1000, 1.0)[1].reason == "unknown"
+        fast = gate(1e-4)
+        reasons = [fast.choose(plan(30), 2000, 10e6)[1].reason for _request in range(32)]
+        assert {reason: reasons.count(reason) for reason in set(reasons)} == {"computed": 30, "again": 2}
 
     def test_rates(self) -> None:
         rates = gate(2e-3, restore=3e-5).rates()

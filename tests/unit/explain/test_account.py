@@ -14,7 +14,19 @@ from homeprefixd.engine.account import Accountant
 from homeprefixd.explain.conclude import Explanation, conclude
 from homeprefixd.explain.memory import Known, Memory, words_of
 from homeprefixd.explain.prompt import Prompt
-from homeprefixd.frames import Account, Delta, Failure, Finished, Frame, Generate, Message, Sampling, Timings
+from homeprefixd.frames import (
+    Account,
+    Delta,
+    Failure,
+    Finished,
+    Frame,
+    GateDecision,
+    Generate,
+    Message,
+    Sampling,
+    Timings,
+)
+from homeprefixd.lora import Space
 from homeprefixd.prefix.blocks import from_le, to_le
 
 
@@ -112,6 +124,20 @@ def test_the_next_turn() -> None:
 
 def explained(account: Account, reused: int, total: int) -> Explanation:
     return conclude("r", account, timings(reused, total - reused), 0.0)
+
+
+def test_what_was_left_on_disk_as_computing_is_faster_is_no_loss() -> None:
+    worker = Worker()
+    worker.ask("a", CLOCKS[0])
+    account, count = worker.ask("b", CLOCKS[0])
+    left = GateDecision(account.known, 0, "computed", {"warm": account.known}, 2.0, 1.0)
+    told = conclude("b", account, timings(0, count), 10.0, left)
+    assert (told.cause, told.tokens_lost, told.seconds_lost) == ("computed_faster", 0, 0.0)
+    assert "faster" in told.text
+    restored = msgspec.structs.replace(left, restored=account.known, reason="faster")
+    assert conclude("b", account, timings(0, count), 10.0, restored).cause == "evicted"  # it was promised, and lost
+    little = msgspec.structs.replace(left, known=10)  # the store knew little
+    assert conclude("b", account, timings(0, count), 10.0, little).cause == "evicted"
 
 
 def test_what_is_not_known_to_the_end_was_not_evicted() -> None:
@@ -234,11 +260,11 @@ def test_text_that_is_not_utf8() -> None:
 def test_memory_is_bounded() -> None:
     memory = Memory(most=3, characters=100)
     for number in range(10):
-        known = Known(str(number), "", "", Prompt("x" * 30), to_le([number] * 8), words_of([number]))
+        known = Known(str(number), "", Space(), Prompt("x" * 30), to_le([number] * 8), words_of([number]))
         memory.add(known)
         memory.end(str(number), "y" * 10, whole=True)
     assert len(memory) == 2
-    memory.add(Known("big", "", "", Prompt("x" * 1000), b"", frozenset()))
+    memory.add(Known("big", "", Space(), Prompt("x" * 1000), b"", frozenset()))
     assert len(memory) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -25,6 +26,10 @@ from homeprefixd.prefix.session import Session
 
 DESCRIPTION = {"model_sha256": "ab" * 32, "kv_type": "f16"}
 MIB = 1 << 20
+
+
+class WrongStateError(AssertionError):
+    """A block holds something else than what was saved under its key."""
 
 
 def payload_of(key: bytes, size: int) -> bytes:
@@ -93,7 +98,14 @@ class House:
         self.open()
 
     def save(
-        self, tokens: Sequence[int], size: int = 3000, *, grid: bool = True, mark: bytes = b"", skip: int = 0
+        self,
+        tokens: Sequence[int],
+        size: int = 3000,
+        *,
+        grid: bool = True,
+        mark: bytes = b"",
+        skip: int = 0,
+        owner: str = "",
     ) -> list[bytes]:
         """Commit all blocks of a prompt but the first `skip`, tail included; returns their keys."""
         keys: list[bytes] = []
@@ -110,7 +122,7 @@ class House:
                 nodes.append(NewNode(parent, part, start, offsets[0], size, grid, 0.2, "prompt", f"from {start}"))
             keys.append(key)
             parent = key
-        self.session.commit(self.namespace, nodes)
+        self.session.commit(self.namespace, nodes, owner)
         return keys
 
     def known(self, tokens: Sequence[int], *, limit: int = 1 << 30, exact: bool = False) -> int:
@@ -175,6 +187,12 @@ class Store:
         [line] = [line for line in status.splitlines() if line.startswith("RssAnon:")]
         return int(line.split()[1]) * 1024
 
+    def shared_memory(self) -> int:
+        """Bytes of memory that the arena takes, as the kernel counts them."""
+        descriptors = Path(f"/proc/{self.process.pid}/fd")
+        arena = next(path for path in descriptors.iterdir() if "homeprefixd-hot" in os.readlink(path))
+        return os.stat(arena).st_blocks * 512
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
@@ -199,19 +217,22 @@ class Worker:
         assert opened is not None
         self.namespace = opened.key
 
-    def save(self, tokens: Sequence[int], size: int = 3000) -> list[bytes]:
-        """Save all blocks of a prompt; returns the keys of those for which there was room."""
+    def save(self, tokens: Sequence[int], size: int = 3000, owner: str = "", *, skip: int = 0) -> list[bytes]:
+        """Save all blocks of a prompt but the first `skip`; returns the keys of those for which there was room."""
         keys: list[bytes] = []
         parent: bytes = self.namespace
         for start in range(0, len(tokens), BLOCK_TOKENS):
             part = to_le(tokens[start : start + BLOCK_TOKENS])
             key = block_key(parent, part)
+            if start < skip * BLOCK_TOKENS:
+                parent = key
+                continue
             slots = self.client.reserve([size], timeout=5)
             if not slots:
                 break
             slots[0].view[:] = payload_of(key, size)[:size]
             node = NewNode(parent, part, start, slots[0].offset, size, True, 0.2, "prompt", f"from {start}")
-            self.client.commit(self.namespace, [node])
+            self.client.commit(self.namespace, [node], owner)
             keys.append(key)
             parent = key
         return keys
@@ -227,7 +248,8 @@ class Worker:
                 if block is None:
                     assert lookup.state(index) == "lost"
                     break
-                assert bytes(block) == payload_of(node.key, node.size)[: node.size]
+                if bytes(block) != payload_of(node.key, node.size)[: node.size]:
+                    raise WrongStateError(f"block {index} of {len(lookup.plan or ())} is not what was saved")
                 tiers.append(node.tier)
                 keys.append(node.key)
             return tiers, keys

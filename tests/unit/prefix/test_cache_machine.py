@@ -2,130 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
+from cache_machine import Machine, prompts
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from prefix_testing import MIB, House, payload_of
+from hypothesis.stateful import precondition, rule
+from prefix_testing import MIB
 
-from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
-from homeprefixd.prefix.cache import BlockLostError, Lease
-from homeprefixd.prefix.checking import check_some
-from homeprefixd.prefix.policy import ORDER_BYTES
+from homeprefixd.prefix.blocks import block_key, to_le
 from homeprefixd.prefix.purge import purge
 
-# few blocks, that begin alike, in every order, and tails that begin like them
-_blocks = [tuple([n] * BLOCK_TOKENS) for n in range(2)] + [tuple([0] * 60 + [5] * 4)]
-_prompts = st.builds(
-    lambda blocks, tail: [t for block in blocks for t in block] + tail,
-    st.lists(st.sampled_from(_blocks), max_size=3),
-    st.lists(st.integers(0, 1), max_size=3),
-).filter(bool)
-_sizes = st.sampled_from([100, 4096, 9000])
 
+class Against(Machine):
+    """On a sound disk."""
 
-class Against(RuleBasedStateMachine):
-    """`hot` and `warm` in bytes. With little room nodes may go at any time, but what is there must be right."""
-
-    hot = 64 * MIB
-    warm = 64 * MIB
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = Path(tempfile.mkdtemp(prefix="hpd-machine-"))
-        self.house = House(self.directory, hot=self.hot, warm=self.warm)
-        self.nodes: dict[bytes, set[tuple[int, ...]]] = {}  # parent -> tokens of children
-        self.leases: list[tuple[Lease, list[bytes]]] = []
-
-    @property
-    def ample(self) -> bool:
-        return self.hot == Against.hot
-
-    def teardown(self) -> None:
-        self.let_go()
-        self.house.close()
-        shutil.rmtree(self.directory)
-
-    def best(self, tokens: list[int]) -> int:
-        """How many tokens the dict knows."""
-        parent: bytes = self.house.namespace
-        at = 0
-        while tuple(tokens[at : at + BLOCK_TOKENS]) in self.nodes.get(parent, ()) and at + BLOCK_TOKENS <= len(tokens):
-            parent = block_key(parent, to_le(tokens[at : at + BLOCK_TOKENS]))
-            at += BLOCK_TOKENS
-        rest = tokens[at : at + BLOCK_TOKENS]
-        common = [
-            next((n for n, (a, b) in enumerate(zip(child, rest, strict=False)) if a != b), min(len(child), len(rest)))
-            for child in self.nodes.get(parent, ())
-        ]
-        return at + max(common, default=0)
-
-    @rule(tokens=_prompts, size=_sizes)
-    def save(self, tokens: list[int], size: int) -> None:
-        keys = self.house.save(tokens, size)
-        parent: bytes = self.house.namespace
-        for number, key in enumerate(keys):
-            part = tuple(tokens[number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS])
-            children = self.nodes.setdefault(parent, set())
-            if not any(child[: len(part)] == part for child in children):
-                children -= {
-                    child
-                    for child in children
-                    if part[: len(child)] == child and not self.nodes.get(block_key(parent, to_le(child)))
-                }
-                children.add(part)
-            parent = key
-
-    @rule()
-    def write(self) -> None:
-        self.house.cache.write(everything=True)
-
-    @rule(seconds=st.sampled_from([0.1, 1.0, 100.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.house.now += seconds
-        self.house.cache.write()
-
-    @rule(tokens=_prompts, limit=st.integers(0, 300))
-    def match(self, tokens: list[int], limit: int) -> None:
-        found = self.house.known(tokens, limit=limit)
-        best = self.best(tokens[:limit])
-        assert found == best if self.ample else found <= best
-
-    @rule(tokens=_prompts)
-    def restore(self, tokens: list[int]) -> None:
-        lease = self.house.session.lookup(self.house.namespace, to_le(tokens), limit=len(tokens))
-        states: list[bytes] = []
-        for index, node in enumerate(lease.plan):
-            try:
-                offset = node.offset if node.offset >= 0 else self.house.cache.load(lease, index, self.house.decoder)
-            except BlockLostError:
-                assert not self.ample
-                break
-            state = payload_of(node.key, node.size)[: node.size]
-            assert bytes(self.house.cache.arena.view(offset, node.size)) == state
-            states.append(state)
-        self.leases.append((lease, states))
-
-    @precondition(lambda self: self.leases)
-    @rule()
-    def let_go(self) -> None:
-        """Leased slots have not changed until now."""
-        for lease, states in self.leases:
-            for index, state in enumerate(states):
-                hot = lease.held[index]
-                assert bytes(self.house.cache.arena.view(hot.offset, hot.size)) == state
-            self.house.session.release(lease)
-        self.leases.clear()
-
-    @rule()
-    def purge_all(self) -> None:
-        purge(self.house.cache, everything=True, now=self.house.now)
-        self.nodes.clear()
-
-    @rule(tokens=_prompts)
+    @rule(tokens=prompts)
     def purge_what_begins_so(self, tokens: list[int]) -> None:
         lease = self.house.cache.lookup(self.house.namespace, to_le(tokens), limit=len(tokens), exact=False, load=False)
         if not lease.plan:
@@ -161,46 +51,13 @@ class Against(RuleBasedStateMachine):
         self.house.cache.resize(limit)
         self.house.cache.write()
 
-    @rule()
-    def verify(self) -> None:
-        disk = self.house.cache.disk
-        assert disk is not None
-        at: bytes | None = b""
-        while at is not None:
-            with disk.reading() as (txn, tables):
-                checked = check_some(txn, tables, at)
-            assert checked.problems == []
-            at = checked.following
-
-    @invariant()
-    def leaves_are_in_the_order(self) -> None:
-        """All leaves on disk, and no others, wait to be evicted."""
-        disk = self.house.cache.disk
-        assert disk is not None
-        with disk.table() as table:
-            rows = [row[ORDER_BYTES:] for level in table.leaves_by_level() for row in level]
-            leaves = [key for key in table.keys_from(b"") if not table.has_children(key)]
-            newest = [row[ORDER_BYTES:] for row in table.newest()]
-        assert sorted(rows) == sorted(leaves) == sorted(newest)
-
-    @rule()
-    def reopen(self) -> None:
-        self.let_go()
-        self.house.reopen()
-
-    @invariant()
-    def everything_agrees(self) -> None:
-        self.house.cache.check_integrity()
-        disk = self.house.cache.disk
-        assert disk is not None
-        assert disk.used() <= disk.limit
-
 
 class Tight(Against):
     """Hardly any room: everything is evicted all the time."""
 
     hot = 8 * 4096
     warm = 1 * MIB
+    ample = False
 
 
 TestAmple = Against.TestCase

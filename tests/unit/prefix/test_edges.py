@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from homeprefixd.frames import NewNode, PlanNode
+from homeprefixd.errors import RequestError
+from homeprefixd.frames import NewNode, Pin, PlanNode, Unpin
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, EDGE, block_key, to_le
 from homeprefixd.prefix.listing import prefixes
 from homeprefixd.prefix.purge import purge
 from homeprefixd.prefix.thinning import KEPT
+from homeprefixd.prefix.transfer import export, import_
 from tests.unit.prefix.prefix_testing import DESCRIPTION, House, payload_of
 
 Make = Callable[..., "EdgeHouse"]
@@ -211,3 +214,75 @@ def test_a_prefix_is_listed_once_and_purged_with_its_edges(make: Make) -> None:
     assert house.plan([*tokens, 1])[0] <= 100
     house.cache.check_integrity()
     house.close()
+
+
+def pin(house: EdgeHouse, tokens: Sequence[int]) -> int:
+    """Pin a prompt; the tokens that are pinned."""
+    [made] = house.cache.pins.pin(Pin(0, house.namespace, to_le(tokens)))
+    return made.tokens
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_pinned_prefix_can_be_gone_on_from(make: Make, window: int) -> None:
+    """Whatever is stored besides, and after a restart; without the pin it cannot."""
+    for pinned in (False, True):
+        house = make(window, hot=1 << 19, warm=1 << 20)
+        prompt = [900_000 + pinned * 1000 + i for i in range(300)]
+        house.put(prompt, {200: "prompt", 290: "turn"}, size=6000, edge=9000)
+        if pinned:
+            assert pin(house, [*prompt[:280], 5, 6]) == (256 if window else 200)
+        for number in range(60):
+            tokens = [number * 1000 + i for i in range(300)]
+            house.put(tokens, {100: "system", 300: "prompt"}, size=6000, edge=9000)
+            house.cache.write(everything=True)
+            house.cache.check_integrity()
+        assert house.cache.counters.evicted_warm > 100
+        for _ in range(2):
+            assert house.plan([*prompt[:280], 1])[0] == (0 if not pinned else 256 if window else 200)
+            house.reopen()
+        house.close()
+
+
+def test_a_pinned_edge_is_not_superfluous(make: Make) -> None:
+    house = make()
+    tokens = list(range(1200))
+    house.put(tokens[:200], {200: "prompt"})
+    pin(house, tokens[:201])
+    for end in range(270, 1200, 70):
+        house.put(tokens[:end], {end: "prompt"})
+    assert house.plan([*tokens[:201], 99999])[0] == 200
+    assert house.plan([*tokens[:271], 99999])[0] == 200
+    assert len(house.cache.pins.unpin(Unpin(0, house.namespace, to_le(tokens)))) == 1
+    house.close()
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_prefix_with_edges_is_carried_to_another_store(make: Make, tmp_path: Path, window: int) -> None:
+    house = make(window)
+    prompt = list(range(300))
+    house.put(prompt, {130: "system", 290: "prompt"})
+    carried = io.BytesIO()
+    done = export(house.cache, house.session, carried, namespace=house.namespace, tokens=to_le(prompt), prefix="")
+    assert done.tokens == 290
+    [listed] = prefixes(house.cache, limit=10)[0]
+    again = io.BytesIO()
+    export(house.cache, house.session, again, namespace=b"", tokens=b"", prefix=listed.id)
+    assert again.getvalue() == carried.getvalue()
+    states = house.restore([*prompt[:290], 7])
+    house.close()
+    (tmp_path / "other").mkdir()
+    other: EdgeHouse = type(house)(tmp_path / "other")
+    carried.seek(0)
+    taken = import_(other.cache, other.session, carried, lambda: None)
+    assert (taken.nodes, taken.tokens) == (done.nodes, 290)
+    assert other.plan([*prompt, 1])[0] == 290
+    assert [state for _, state in other.restore([*prompt[:290], 7])] == [state for _, state in states]
+    other.cache.check_integrity()
+    other.reopen()
+    assert other.plan([*prompt, 1])[0] == 290
+    other.close()
+    carried.seek(0)
+    plain = House(tmp_path / "plain")
+    with pytest.raises(RequestError, match="no model here can use"):
+        import_(plain.cache, plain.session, carried, lambda: None)
+    plain.close()

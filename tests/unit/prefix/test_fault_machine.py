@@ -8,23 +8,20 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
-import test_cache_machine as plain
+from cache_machine import Machine, prompts
 from faulty_disk import FaultyDisk
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
-from prefix_testing import MIB, House, payload_of
+from hypothesis.stateful import invariant, rule
+from prefix_testing import MIB
 
 from homeprefixd.errors import HomeprefixdError
 from homeprefixd.frames import Pin, Unpin
 from homeprefixd.prefix.blocks import KEY_BYTES, to_le
-from homeprefixd.prefix.cache import BlockLostError
-from homeprefixd.prefix.checking import check_some
 from homeprefixd.prefix.disk_file import piece_key
 from homeprefixd.prefix.pins import holder
 from homeprefixd.prefix.warm_table import PAYLOADS
 
-_prompts = plain._prompts
 _OTHER = {"model_sha256": "cd" * 32, "kv_type": "f16"}
 
 
@@ -32,24 +29,19 @@ def tokens_of(tree_key: bytes) -> tuple[int, ...]:
     return tuple(int.from_bytes(tree_key[i : i + 4], "big") for i in range(KEY_BYTES, len(tree_key), 4))
 
 
-class Faulty(plain.Against):
+class Faulty(Machine):
     """The dict follows what was lost: nothing may be there that was not saved, and nothing may be wrong."""
+
+    kind = FaultyDisk
+    ample = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.house.close()
-        self.house = House(self.directory, hot=self.hot, warm=self.warm, kind=FaultyDisk)
-        self.damaged: set[bytes] = set()
         self.held: set[bytes] = set()  # places of pins whose node was seen on disk
-        self.exactly = True  # the dict is what is there, not more
 
     @property
     def disk(self) -> FaultyDisk:
         return cast(FaultyDisk, self.house.cache.disk)
-
-    @property
-    def ample(self) -> bool:
-        return False  # for the inherited rules: less than the dict knows may be there
 
     def follow(self) -> None:
         """The dict becomes what is there; it must not be more."""
@@ -66,29 +58,6 @@ class Faulty(plain.Against):
             for child in children:
                 assert any(known[: len(child)] == child for known in self.nodes.get(parent, ())), (parent, child)
         self.nodes = there
-
-    @rule(tokens=_prompts)
-    def restore(self, tokens: list[int]) -> None:
-        lease = self.house.session.lookup(self.house.namespace, to_le(tokens), limit=len(tokens))
-        states: list[bytes] = []
-        for index, node in enumerate(lease.plan):
-            try:
-                offset = node.offset if node.offset >= 0 else self.house.cache.load(lease, index, self.house.decoder)
-            except BlockLostError:
-                break
-            state = payload_of(node.key, node.size)[: node.size]
-            assert bytes(self.house.cache.arena.view(offset, node.size)) == state
-            states.append(state)
-        self.leases.append((lease, states))
-
-    @rule()
-    def verify(self) -> None:
-        at: bytes | None = b""
-        while at is not None:
-            with self.disk.reading() as (txn, tables):
-                checked = check_some(txn, tables, at)
-            assert {problem.key for problem in checked.problems} <= self.damaged
-            at = checked.following
 
     @rule(data=st.data())
     def corrupt(self, data: st.DataObject) -> None:
@@ -134,22 +103,19 @@ class Faulty(plain.Against):
         self.disk.faults = faults
         self.follow()
 
-    @rule()
-    def reopen(self) -> None:
-        self.let_go()
+    def before_reopen(self) -> None:
         self.disk.faults.write_error = 0
         self.house.now += 700
-        self.house.reopen()
 
-    @rule(tokens=_prompts)
+    @rule(tokens=prompts)
     def another_model(self, tokens: list[int]) -> None:
         """Its prompts are its own."""
         ours = self.house.namespace
         self.house.namespace = self.house.cache.open_namespace(_OTHER)[0]
-        self.save(tokens, 4096)
+        self.save(tokens, 4096, "")
         self.house.namespace = ours
 
-    @rule(tokens=_prompts, label=st.sampled_from(["", "a", "b"]))
+    @rule(tokens=prompts, label=st.sampled_from(["", "a", "b"]))
     def pin(self, tokens: list[int], label: str) -> None:
         try:
             made = self.house.cache.pins.pin(Pin(0, self.house.namespace, to_le(tokens), label=label))
@@ -172,16 +138,6 @@ class Faulty(plain.Against):
             return  # the disk could not be changed: the dict knows more than what is left
         assert not self.house.cache.pins.rows
         self.held.clear()
-
-    @precondition(lambda self: False)
-    @rule()
-    def purge_what_begins_so(self) -> None:
-        """As in the plain machine; what fails half way is left out here."""
-
-    @precondition(lambda self: False)
-    @rule()
-    def resize(self) -> None:
-        """It may evict what is pinned: see test_pins.py."""
 
     @invariant()
     def pins_hold(self) -> None:

@@ -40,12 +40,38 @@ def test_small_and_ready_at_once(
     for index in range(PATH_NODES):
         assert lookup.wait_block(index, 5) == b"tiny"
     lookup.release()
+    times = []
+    for _ in range(20):  # a look-up goes down its path; it does not go through all that there is
+        begin = time.perf_counter()
+        worker.client.lookup(worker.namespace, to_le(tokens), len(tokens), exact=False, load=False).wait_plan(5)
+        times.append(time.perf_counter() - begin)
+    assert sorted(times)[len(times) // 2] < 0.05
     for number in range(100):  # written meanwhile, 30 MB
         worker.save([number], size=300_000)
     assert store.flush() == 0
     assert store.rss_anon() < BAR
     assert ready < 1
     assert store.stop() == (0, "")
+
+
+def test_ram_keeps_its_bound_in_real_bytes(
+    tmp_path: Path, start_store: Callable[..., Store], start_worker: Callable[[Store], Worker]
+) -> None:
+    """Ten times as much comes as the hot tier may have; what the kernel counts of it is never more."""
+    hot = 24 * MIB
+    store = start_store(tmp_path, hot=hot, warm=256 * MIB)
+    store.greet()
+    worker = start_worker(store)
+    most = 0
+    for number in range(480):
+        worker.save([number] * 64, size=500_001)  # no whole number of pages
+        if number % 20 == 0:
+            worker.restore([number // 2] * 64)
+            most = max(most, store.shared_memory())
+            assert store.stats()["hot"]["bytes"] <= hot
+    assert 0.8 * hot < most <= hot
+    assert store.rss_anon() < BAR
+    assert store.stop()[0] == 0
 
 
 def test_ready_soon_after_sigkill(directory: Path, start_store: Callable[..., Store]) -> None:

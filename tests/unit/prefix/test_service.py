@@ -25,8 +25,10 @@ from homeprefixd.errors import StoreError
 from homeprefixd.frames import NewNode
 from homeprefixd.prefix.blocks import block_key, from_le, to_le
 from homeprefixd.prefix.client import AdminClient, StoreClient
-from homeprefixd.prefix.service import Connection, Service
+from homeprefixd.prefix.connection import Connection
+from homeprefixd.prefix.service import Service
 from homeprefixd.prefix.threads import Writer
+from homeprefixd.prefix.tree import Record
 
 PROMPT = list(range(1000, 1000 + 5 * 64 + 10))
 StartStore = Callable[..., Store]
@@ -402,6 +404,150 @@ class TestDamage:
         said = store.stop()[1]
         assert "of another version (its format is 999, not" in said
         assert "damaged (" not in said
+
+    def test_what_lmdb_finds_corrupt_while_it_runs(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        """The store ends at once, its file is checked by another process and set aside, and the log says where."""
+        data = bytearray((stored / "data.mdb").read_bytes())
+        beginning = b"".join(token.to_bytes(4, "big") for token in PROMPT[:64])
+        for at in range(0, len(data), 4096):
+            if data[at + 10] & 2 and beginning in data[at : at + 4096]:  # a leaf page
+                data[at + 10 : at + 12] = b"\0\0"
+        (stored / "data.mdb").write_bytes(data)
+        store = start_store(stored)
+        worker = start_worker(store)
+        assert worker.restore(PROMPT) == ([], [])
+        store.process.wait(10)
+        code, said = store.stop()
+        assert code == 1
+        assert "checked when the store starts again" in said
+        store = start_store(stored)
+        worker = start_worker(store)
+        assert worker.restore(PROMPT) == ([], [])
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        code, said = store.stop()
+        [aside] = stored.glob("data.mdb.damaged-*")
+        assert code == 0
+        assert f"set aside as {aside.name}" in said
+        assert beginning in aside.read_bytes()
+
+    def test_what_only_a_writer_finds_corrupt(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        """LMDB's list of free pages: no check reads it, and the store must not die of it again and again."""
+        store = start_store(stored)
+        worker = start_worker(store)
+        worker.save([9] * 64, size=400_000)
+        store.flush()
+        assert store.ask(frames.Purge(2, all=True)).nodes == 7  # so that there are free pages
+        assert store.stop()[0] == 0
+        data = bytearray((stored / "data.mdb").read_bytes())
+        meta = max((0, 4096), key=lambda at: int.from_bytes(data[at + 144 : at + 152], "little"))  # by transaction
+        root = int.from_bytes(data[meta + 80 : meta + 88], "little")  # of the free pages' table
+        data[root * 4096 + 10] = 0  # neither a leaf nor a branch
+        (stored / "data.mdb").write_bytes(data)
+        store = start_store(stored)
+        with contextlib.suppress(ConnectionError, AssertionError):  # it may end before it answers
+            start_worker(store).save(PROMPT)
+            store.flush()
+        store.process.wait(10)
+        assert store.stop()[0] == 1
+        store = start_store(stored)
+        worker = start_worker(store)
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        assert store.flush() == 0
+        code, said = store.stop()
+        assert code == 0
+        assert "MDB_CORRUPTED" in said
+        assert len(list(stored.glob("data.mdb.damaged-*"))) == 1
+
+    def test_two_crashes_in_a_row_set_the_file_aside_and_kills_do_not(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        for number in (signal.SIGSEGV, signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV):
+            store = start_store(stored)
+            assert len(start_worker(store).restore(PROMPT)[1]) == 6
+            store.process.send_signal(number)
+            store.process.wait(10)
+        store = start_store(stored)
+        assert start_worker(store).restore(PROMPT) == ([], [])
+        code, said = store.stop()
+        assert code == 0
+        assert "crashed twice in a row" in said
+        assert len(list(stored.glob("data.mdb.damaged-*"))) == 1
+
+    @pytest.mark.parametrize("byte", [1, 6], ids=["some", "absurdly many"])
+    @pytest.mark.parametrize("table", [b"payloads", b"nodes"])
+    def test_page_counts_that_cannot_be(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker, table: bytes, byte: int
+    ) -> None:
+        """LMDB keeps them beside each table's root and never checks them, but the budget is kept by them."""
+        data = bytearray((stored / "data.mdb").read_bytes())
+        for at in range(0, len(data), 4096):
+            name = data.find(table, at, at + 4096)
+            if data[at + 10] & 2 and name > 0 and data.find(b"order", at, at + 4096) > 0:  # the table of tables
+                leaf_pages = name + len(table) + 16
+                data[leaf_pages + byte] |= 0x40
+        (stored / "data.mdb").write_bytes(data)
+        store = start_store(stored)
+        store.process.wait(10)
+        code, said = store.stop()
+        assert code == 1
+        assert "its tables say that they have" in said
+        store = start_store(stored)
+        worker = start_worker(store)
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        assert store.stats()["warm"]["bytes"] < 10 * MIB
+        assert store.stop()[0] == 0
+        assert len(list(stored.glob("data.mdb.damaged-*"))) == 1
+
+    @pytest.mark.parametrize("kind", ["cut", "wrong"])
+    def test_sums_that_are_damaged_are_counted_anew(self, stored: Path, start_store: StartStore, kind: str) -> None:
+        store = start_store(stored)
+        before = store.stats()
+        assert store.stop()[0] == 0
+        env = lmdb.open(str(stored), max_dbs=8)
+        with env.begin(write=True) as txn:
+            meta = env.open_db(b"meta", txn=txn)
+            sums = msgspec.msgpack.decode(txn.get(b"sums", db=meta))
+            sums |= {"stored": 1 << 62, "raw": 5, "sizes": {}}
+            data = msgspec.msgpack.encode(sums)
+            txn.put(b"sums", data[:-5] if kind == "cut" else data, db=meta)
+        env.close()
+        if kind == "wrong":  # nothing shows it, but after a crash nobody's sums are believed
+            (stored / "opened").touch()
+        store = start_store(stored)
+        after = store.stats()
+        for name in ("warm", "namespaces"):
+            assert after[name] == before[name]
+        assert after["counters"]["raw_bytes"] == before["counters"]["raw_bytes"]
+        assert store.stop()[0] == 0
+        assert list(stored.glob("data.mdb.damaged-*")) == []
+
+    def test_a_record_that_says_absurd_sizes_holds_nothing_up(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        env = lmdb.open(str(stored), max_dbs=8)
+        nodes = env.open_db(b"nodes")
+        with env.begin(write=True) as txn:
+            place, value = next((bytes(k), bytes(v)) for k, v in txn.cursor(nodes) if len(k) < 32 + 256)  # the tail
+            record = msgspec.msgpack.decode(value, type=Record)
+            txn.put(place, msgspec.msgpack.encode(msgspec.structs.replace(record, size=1 << 62)), db=nodes)
+        env.close()
+        store = start_store(stored)
+        worker = start_worker(store)
+        assert len(worker.restore(PROMPT)[1]) == 5
+        found = store.ask(frames.Verify(1, repair=True))
+        assert (found.damaged, found.removed) == (1, 1)
+        assert "bytes" in found.problems[0]
+        worker.save(PROMPT, size=400_000)
+        assert store.flush() == 0
+        assert store.ask(frames.Purge(2, all=True)).nodes == 6  # it is not looked for in quadrillions of pieces
+        assert store.stop()[0] == 0
 
     def test_a_healthy_file_of_a_crashed_store_is_kept(
         self, stored: Path, start_store: StartStore, start_worker: StartWorker

@@ -68,6 +68,29 @@ class TestWear:
         house.reopen()
         assert there(house, range(15)) == 15
 
+    def test_a_chat_that_grows_is_written_about_once(self, make: Callable[..., House]) -> None:
+        """What each turn adds, and the end of it that is no whole block yet: not the whole chat every time."""
+        house = make(hot=64 * MIB)
+        a_token = 2_000  # bytes
+        tokens: list[int] = []
+        for turn in range(60):
+            begin = len(tokens) // 64
+            for part in range(4):  # its reply comes piece by piece
+                tokens += [turn * 1000 + part * 25 + n for n in range(25)]
+                whole = len(tokens) // 64 * 64
+                house.save(tokens[:whole], 64 * a_token, skip=begin)
+                if len(tokens) > whole:
+                    house.save(tokens, (len(tokens) - whole) * a_token, skip=whole // 64)
+                house.now += 0.5
+                house.cache.write()
+            house.now += 60
+            house.cache.write()
+        assert house.cache.disk is not None
+        sums = house.cache.disk.sums
+        assert house.known(tokens) == len(tokens)
+        assert sums.raw == len(tokens) * a_token
+        assert sums.written.total <= 1.4 * sums.stored
+
 
 class TestBudget:
     def test_a_smaller_one_is_met_in_steps(self, make: Callable[..., House]) -> None:

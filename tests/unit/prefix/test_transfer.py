@@ -71,6 +71,26 @@ def test_there_it_is_what_it_was_here(source: House, target: House) -> None:
     target.cache.check_integrity()
 
 
+def test_it_passes_ram_by(tmp_path: Path) -> None:
+    """A prefix larger than the hot tier is exported, and nothing that is in use makes room for it."""
+    house = House(tmp_path, hot=2 * MIB)
+    long = [n // 64 for n in range(64 * 12)]  # 3.6 MB
+    for end in range(64, len(long) + 1, 64):
+        house.save(long[:end], SIZE, skip=end // 64 - 1)
+        house.cache.write(everything=True)
+    house.reopen()
+    house.restore(long[: 64 * 2])
+    before = set(house.cache.hot.by_key)
+    assert len(before) == 2
+    file = io.BytesIO()
+    done = export(house.cache, house.session, file, namespace=house.namespace, tokens=to_le(long), prefix="")
+    assert (done.nodes, done.bytes) == (12, 12 * SIZE)
+    assert set(house.cache.hot.by_key) == before
+    assert house.cache.counters.evicted_hot == house.cache.counters.no_room == 0
+    house.cache.check_integrity()
+    house.close()
+
+
 def test_again_it_is_known(source: House, target: House) -> None:
     data = exported(source)
     imported(target, data)

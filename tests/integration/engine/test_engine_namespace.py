@@ -1,0 +1,85 @@
+"""What changes the namespace of a model's prefixes, and what does not: these are found under other settings, too."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeprefixd.lora import Space
+from tests.integration.engine.memory_store import MemoryStore
+from tests.integration.engine.running import Running
+
+Run = Callable[..., Running]
+PROMPT = [3 + (i * 37 + i * i * 5) % 250 for i in range(130)]
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def key(running: Running) -> bytes:
+    running.known()
+    assert running.worker.namespaces is not None
+    found = running.worker.namespaces.opened(Space())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba2"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 1},
+        {"alias": "another"},
+        {"ctx": 512},
+        {"ctx": 512, "pool": 4096},
+        {"parallel": 1},
+        {"batch": 64},
+        {"chat_template": TEMPLATE},
+    ],
+    ids=str,
+)
+def test_what_does_not_matter(
+    run: Run, small: Callable[[str], Path], tmp_path: Path, arch: str, changes: dict[str, Any]
+) -> None:
+    store = MemoryStore()
+    first = run(small(arch), store)
+    known = key(first)
+    first.ask(PROMPT, 1)
+    moved = tmp_path / "moved.gguf"
+    shutil.copyfile(small(arch), moved)
+    other = run(moved, store, **changes)
+    assert key(other) == known
+    if arch == "llama":  # the store of this test knows nothing of edges
+        assert other.ask(PROMPT, 1)[1].timings.cache_n == 129
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_type": "bf16"},
+        {"flash_attention": True},
+        {"kv_type": "q8_0", "flash_attention": True},
+        {"salt": "another"},
+    ],
+    ids=str,
+)
+def test_what_matters(run: Run, small: Callable[[str], Path], changes: dict[str, Any]) -> None:
+    store = MemoryStore()
+    first = run(small("llama"), store)
+    known = key(first)
+    first.ask(PROMPT, 1)
+    other = run(small("llama"), store, **changes)
+    assert key(other) != known
+    assert other.ask(PROMPT, 1)[1].timings.cache_n == 0
+
+
+def test_other_weights_under_the_same_name_matter(run: Run, small: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    found = []
+    for arch in ("llama", "qwen3"):
+        path.unlink(missing_ok=True)
+        shutil.copyfile(small(arch), path)
+        found.append(key(run(path)))
+    assert found[0] != found[1]

@@ -1,0 +1,107 @@
+"""`pin`, `unpin`, `export`, `import` with the daemon stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeprefixd.bench.many_nodes import DESCRIPTION, fill
+from homeprefixd.prefix.blocks import namespace_of
+from homeprefixd.prefix.disk import Disk
+from homeprefixd.prefix.policy import Worth
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "cache"
+    fill(directory, 200)
+    return directory
+
+
+def first_id(command: Callable[..., Any], directory: Path) -> str:
+    found = json.loads(command("ls", "--cache-dir", str(directory), "--json").out)
+    return str(found["prefixes"][0]["id"])
+
+
+def test_pin_list_unpin(command: Callable[..., Any], directory: Path) -> None:
+    flags = ("--cache-dir", str(directory))
+    assert "nothing is pinned" in command("pin", *flags).out
+    node = first_id(command, directory)
+    done = command("pin", "--prefix", node, "--label", "house", "--ttl", "30d", *flags)
+    assert (done.code, done.err) == (0, "")
+    assert f"pinned {node}, 3,200 tokens" in done.out
+    [pin] = json.loads(command("pin", *flags, "--json").out)["pins"]
+    assert (pin["id"], pin["label"], pin["tokens"], pin["tiers"]) == (node, "house", 3200, ["warm"])
+    assert pin["expires"] - pin["created"] == pytest.approx(30 * 86400)
+    assert json.loads(command("stats", *flags, "--json").out)["pins"]["count"] == 1
+    assert "1 unpinned" in command("unpin", "--label", "house", *flags).out
+    assert "nothing is pinned" in command("pin", *flags).out
+
+
+def test_looking_at_pins_changes_nothing(command: Callable[..., Any], directory: Path) -> None:
+    before = (directory / "data.mdb").read_bytes()
+    assert command("pin", "--cache-dir", str(directory)).code == 0
+    assert (directory / "data.mdb").read_bytes() == before
+
+
+def test_what_needs_the_daemon_says_so(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "prefix")
+    for line in (["pin", "--text", "x"], ["unpin", "--request", "r1"], ["export", "--text", "x", "-o", out]):
+        done = command(*line, "--cache-dir", str(directory))
+        assert (done.code, done.err.count("\n")) == (5, 1)
+        assert "homeprefixd serve" in done.err
+        assert "--prefix" in done.err
+    assert not Path(out).exists()
+
+
+def test_what_is_not_there(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
+    flags = ("--cache-dir", str(directory))
+    out = tmp_path / "prefix"
+    assert command("pin", "--prefix", "ffffffff", *flags).code == 4
+    assert command("unpin", "--label", "nobody", *flags).code == 4
+    assert command("export", "--prefix", "ffffffff", "-o", str(out), *flags).code == 4
+    assert list(tmp_path.glob("prefix*")) == []
+    assert command("pin", "--cache-dir", str(tmp_path / "none")).code == 4
+
+
+def test_a_prefix_goes_from_one_closed_store_to_another(
+    command: Callable[..., Any], directory: Path, tmp_path: Path
+) -> None:
+    node = first_id(command, directory)
+    out = tmp_path / "prefix"
+    done = command("export", "--prefix", node, "-o", str(out), "--cache-dir", str(directory), "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["bytes"] == out.stat().st_size
+    assert out.stat().st_mode & 0o077 == 0
+    other = tmp_path / "other"
+    fill(other, 50)
+    flags = ("--cache-dir", str(other))
+    assert command("purge", "--all", "--yes", *flags).code == 0
+    done = command("import", str(out), *flags)
+    assert (done.code, done.err) == (0, "")
+    assert "3,200 tokens" in done.out
+    assert first_id(command, other) == node
+    assert "50 blocks were there already" in command("import", str(out), *flags).out
+    found = json.loads(command("verify", *flags, "--json").out)
+    assert (found["nodes"], found["damaged"]) == (50, 0)
+
+
+def test_a_store_that_never_had_this_model_refuses(
+    command: Callable[..., Any], directory: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "prefix"
+    node = first_id(command, directory)
+    assert command("export", "--prefix", node, "-o", str(out), "--cache-dir", str(directory)).code == 0
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    disk = Disk(other, limit=1 << 28, level=0, policy=Worth())
+    description = {**DESCRIPTION, "kv_type": "q8_0"}
+    disk.put_namespace(namespace_of(description), description)
+    disk.close()
+    done = command("import", str(out), "--cache-dir", str(other))
+    assert done.code != 0
+    assert "kv_type: f16 there, q8_0 here" in done.err
