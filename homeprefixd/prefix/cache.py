@@ -494,7 +494,7 @@ class Cache:
         self.judge(error)
 
     def judge(self, error: Exception) -> None:
-        """Say so if an error means that the file is damaged."""
+        """Say so if an error means that the file is damaged, or gone."""
         if is_corruption(error):
             self._corrupted(error)
 
