@@ -46,7 +46,8 @@ def test_what_does_not_matter(
     store = MemoryStore()
     first = run(small(arch), store)
     known = key(first)
-    first.ask(PROMPT, 1)
+    if arch == "llama":
+        first.ask(PROMPT, 1)
     moved = tmp_path / "moved.gguf"
     shutil.copyfile(small(arch), moved)
     other = run(moved, store, **changes)
