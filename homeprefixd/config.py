@@ -98,6 +98,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_free: int = 0  # bytes of the disk that the cache leaves to others; 0: auto
     preload: int = 256 << 20  # bytes of what was used last that are loaded at the start, at most half of hot
     scrub_rate: int = 8 << 20  # bytes a second that are verified while nothing else happens; 0: none
+    replay: Literal["on", "off"] = "on"  # on: what was generated is known by its text, token for token
 
 
 class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -90,6 +90,7 @@ class LoadModel(Frame):
     stable: StableRules | None = None  # rules that keep prompts stable; None: none
     device: str = ""  # names of llama.cpp's devices, with commas between; "": all that there are
     flash_if_gpu: bool = False  # flash attention also if layers come to lie on a GPU
+    replay: bool = True  # prompts that repeat what was generated are made of the tokens that were generated
     adapters: list[AdapterFile] = []
 
 
@@ -318,6 +319,15 @@ class Finding(msgspec.Struct, frozen=True):
     rule: str = ""  # the rule of `chat/stable.py` that would have kept it stable
 
 
+class Gone(msgspec.Struct, array_like=True, frozen=True):
+    """A block of a prompt that the store has removed."""
+
+    start: int  # position of its first token
+    when: float  # Unix time, s
+    why: str  # a key of `explain.causes.REMOVALS`
+    count: int = 0  # tokens from there on that were removed, as far as is remembered
+
+
 class Account(Frame):
     """What the worker knows of a prompt, sent once after `Accepted`. Nothing that a client is told."""
 
@@ -329,6 +339,10 @@ class Account(Frame):
     finding: Finding | None  # None: it goes on where that one ended, or resembles none
     rules: dict[str, int] = {}  # rule that was applied -> how often
     asked_no_cache: bool = False
+    replayed: int = 0  # of the prompt's tokens, are the very ones that were generated
+    gone: Gone | None = None  # where something of it was stored, and is not any more
+    elsewhere: int = 0  # leading tokens that are stored, but under another namespace
+    differences: list[str] = []  # how that one differs, in words
 
 
 class Progress(Frame):
@@ -551,6 +565,44 @@ class Neighbour(Frame):
     beyond: int  # tokens that are wanted behind the first that differs
 
 
+class Trace(Frame):
+    """What keeps `tokens` from being found: were they stored once, or are they under another namespace? Reads only."""
+
+    ticket: int
+    namespace: bytes
+    tokens: bytes  # u32 LE
+
+
+class Stretch(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes [start, end) of a text that were generated, and the tokens that they were generated as."""
+
+    start: int
+    end: int
+    tokens: bytes  # u32 LE
+
+
+class Remember(Frame):
+    """A reply has ended: of a prompt, its stretches that were generated before, and what was generated now.
+
+    Needs no reply. Without `reply` what is remembered of this prompt is forgotten: it was wrong.
+    """
+
+    namespace: bytes
+    digest: bytes  # of the prompt's text: `blocks.text_digest`
+    length: int  # of the prompt's text, in bytes
+    tail: bytes  # its last few bytes: `blocks.text_tail`
+    stretches: list[Stretch]
+    reply: bytes  # u32 LE
+
+
+class Recall(Frame):
+    """What is remembered of the longest prompt that `text` begins with?"""
+
+    ticket: int
+    namespace: bytes
+    text: bytes
+
+
 class FileHash(Frame):
     """Ask for the remembered SHA-256 of a file, or (with `sha256`) remember it."""
 
@@ -693,6 +745,9 @@ ToStore = (
     | Compact
     | UseModels
     | Neighbour
+    | Trace
+    | Remember
+    | Recall
 )
 
 
@@ -767,6 +822,25 @@ class Neighboured(Frame):
 
     ticket: int
     tokens: bytes  # u32 LE
+
+
+class Traced(Frame):
+    """Answer to Trace."""
+
+    ticket: int
+    gone: Gone | None  # the first block that was removed; None: none was, as far as is remembered
+    known: int = 0  # leading tokens that are stored under the namespace itself
+    elsewhere: int = 0  # leading tokens that are stored under another one
+    differences: list[str] = []  # how that one differs, in words
+
+
+class Recalled(Frame):
+    """Answer to Recall: the prompt's length in bytes (0: none is remembered), its stretches, replies last first."""
+
+    ticket: int
+    length: int = 0
+    stretches: list[Stretch] = []
+    replies: list[bytes] = []  # u32 LE each
 
 
 class FileHashKnown(Frame):
@@ -898,4 +972,6 @@ FromStore = (
     | Transferred
     | Compacted
     | Neighboured
+    | Traced
+    | Recalled
 )

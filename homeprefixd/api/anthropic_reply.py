@@ -147,7 +147,9 @@ class MessageWriter:
     # ------------------------------------------------------------------------------------------------- whole
 
     def whole(self, finished: Finished) -> dict[str, Any]:
-        """A call that was cut short has no input that is an object, so it is left out."""
+        """A call that was cut short has no input that is an object, so it is left out. There is always a block, since
+        readers look at the first.
+        """
         content: list[dict[str, Any]] = []
         if finished.reasoning:
             content.append({"type": "thinking", "thinking": finished.reasoning, "signature": ""})
@@ -157,4 +159,5 @@ class MessageWriter:
             arguments = call.arguments()
             if arguments is not None:
                 content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+        content = content or [{"type": "text", "text": ""}]
         return self._message(content, _usage(finished.timings), **_stop(finished))

@@ -37,19 +37,18 @@ class EmbeddingsBody(msgspec.Struct):
 
 
 def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """One text, several, the tokens of one, or those of several. Raises RequestError."""
+    """One text, the tokens of one, or several of these. Raises RequestError."""
     if isinstance(given, str):
         return [given]
     texts = [part for part in given if isinstance(part, str)]
     tokens = [part for part in given if isinstance(part, int)]
-    lists = [part for part in given if isinstance(part, list)]
-    if not given or max(len(texts), len(tokens), len(lists)) != len(given):
+    if not given or len(tokens) not in (0, len(given)):
         raise RequestError(
-            "`input` must be a text, a list of texts, a list of token ids, or a list of such lists; not empty.",
+            "`input` must be a text, a list of token ids, or a list of texts and such lists; not empty.",
             param="input",
             code="wrong_type",
         )
-    inputs: list[str | list[int]] = [tokens] if tokens else [*texts, *lists]
+    inputs: list[str | list[int]] = [tokens] if tokens else [part for part in given if not isinstance(part, int)]
     if len(inputs) > MAX_INPUTS or sum(map(len, texts)) > MAX_TEXT:
         raise RequestError(
             f"`input` must have at most {MAX_INPUTS} texts of at most {MAX_TEXT} characters in all: send it in pieces.",

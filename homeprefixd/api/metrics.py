@@ -15,6 +15,7 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import UnavailableError
+from ..explain.causes import REMOVALS
 from .keys import ADMIN, BACKEND, OBSERVATIONS
 from .observed import Histogram, Observations
 
@@ -70,6 +71,7 @@ WORKER: tuple[Figure, ...] = (
     Figure("restored_tokens_total", "counters.restore_tokens", "Tokens whose KV state was restored from the cache."),
     Figure("restore_seconds_total", "counters.restore_seconds", "Time spent restoring KV state."),
     Figure("gate_computed_tokens_total", "counters.gate_computed", "Tokens computed though stored: that was faster."),
+    Figure("replayed_tokens_total", "counters.replay_tokens", "Prompt tokens that are the very ones generated before."),
     Figure("saved_tokens_total", "counters.save_tokens", "Tokens whose KV state was handed to the cache."),
     Figure("save_seconds_total", "counters.save_seconds", "Time spent handing KV state to the cache."),
     Figure("shared_tokens_total", "counters.shared_tokens", "Tokens whose cells another sequence had computed."),
@@ -112,6 +114,13 @@ STORE: tuple[Figure, ...] = (
         "counters.tokens_matched_warm",
     ),
     *_tiers("cache_evictions_total", "Blocks evicted.", "counters.evicted_hot", "counters.evicted_warm"),
+    *_by(
+        "reason",
+        "cache_removed_entries_total",
+        "Blocks that are in no tier any more, by why.",
+        {why: f"removed.{why}" for why in REMOVALS},
+    ),
+    Figure("cache_remembered_replies", "replies.rows", "Prompts whose replies are known token for token."),
     Figure("cache_purged_entries_total", "counters.purged", "Blocks removed because somebody asked for it."),
     Figure("cache_superseded_entries_total", "counters.superseded", "Blocks removed because a longer one covers them."),
     Figure("cache_saved_entries_total", "counters.saved_nodes", "Blocks taken from workers."),

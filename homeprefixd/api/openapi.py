@@ -25,6 +25,7 @@ from . import (
     ollama_models,
     openai,
     responses,
+    transfer,
     warming,
 )
 from . import reply_shapes as shape
@@ -133,9 +134,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation("POST", "/cache/match", "How much of a prompt is known", _PROMPTS),
     Operation("POST", "/cache/pin", "Keep a prefix", (warming.PinBody, *_PROMPTS)),
     Operation("POST", "/cache/unpin", "Let a prefix be evicted again", (warming.PinBody, *_PROMPTS)),
-    Operation(
-        "POST", "/cache/export", "A prefix as a file", (warming.PinBody, *_PROMPTS), media="application/octet-stream"
-    ),
+    Operation("POST", "/cache/export", "A prefix as a file", (warming.PinBody, *_PROMPTS), media=transfer.KIND),
     Operation("POST", "/cache/import", "Take in such a file"),
     Operation("GET", "/cache/records", "The last requests"),
     Operation("GET", "/cache/overview", "What the page shows"),

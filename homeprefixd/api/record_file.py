@@ -91,4 +91,5 @@ def recorded(config: RecordsConfig | None) -> Records:
     """Records as the configuration wants them; without one, in RAM only."""
     config = config or RecordsConfig()
     file = RecordFile(Path(config.file), config.file_size, config.files, text=config.text == "on")
-    return Records(config.keep, file.put if config.file else None, close=file.close)
+    sink = file.put if config.file else None
+    return Records(config.keep, sink, close=file.close, explain=config.explain == "on")

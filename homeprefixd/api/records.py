@@ -18,7 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from ..explain.conclude import Explanation, conclude
+from ..explain.conclude import Explanation, OtherModel, conclude
+from ..explain.models_seen import ModelsSeen
 from ..frames import Account, Finished, GateDecision, Generate, Progress, SectionTokens
 
 State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]
@@ -26,6 +27,8 @@ State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "f
 
 CACHED = 0.5
 """Share of a prompt that must have been reused for a request to count as warm; below, it is cold."""
+
+_MOST_RUNNING = 4096  # requests of which it is known at a time that another model had their chat
 
 _BLOCK = 64  # tokens; what is shorter is kept as a tail, and not counted
 
@@ -50,6 +53,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     reused: int = 0
     tiers: dict[str, int] = {}
     computed: int = 0
+    replayed: int = 0  # of the prompt, are the very tokens that were generated before
     done: int = 0  # of the prompt, are in the context
     generated: int = 0
     queue_ms: float = 0.0
@@ -117,9 +121,10 @@ class Records:
         sink: Callable[[Record], None] | None = None,
         clock: Callable[[], float] = time.time,
         close: Callable[[], None] = lambda: None,
+        explain: bool = True,
     ) -> None:
         """`keep`: records of ended requests. `sink` gets each when it has ended; `close`, which may wait for a disk, is
-        called at the end. `clock`: Unix time, s."""
+        called at the end. `clock`: Unix time, s. `explain` False: it is not noted which model a chat was sent to."""
         self._close = close
         self.running: dict[str, Record] = {}
         self.recent: deque[Record] = deque(maxlen=keep)
@@ -127,6 +132,8 @@ class Records:
         self._sink = sink
         self._clock = clock
         self._numbers = itertools.count(1)
+        self._models_seen = ModelsSeen() if explain else None
+        self._others: dict[str, OtherModel] = {}  # of requests that run, by id
         self._rates: dict[str, float] = {}  # prefill by model, tokens per second
         self._watchers: set[asyncio.Event] = set()
         self._begin = clock()
@@ -135,6 +142,10 @@ class Records:
 
     def record(self, model: str, request: Generate) -> Record:
         """Of a request that is about to begin."""
+        if self._models_seen is not None and request.messages:
+            other = self._models_seen.see(model, request.salt, request.messages)
+            if other is not None and len(self._others) < _MOST_RUNNING:
+                self._others[request.rid] = other
         return Record(
             id=request.rid,
             app=app_name(request.client),
@@ -173,9 +184,10 @@ class Records:
         if rate:
             record.saved_s = max(0.0, timings.cache_n / rate - timings.restore_ms / 1e3)
         if account is not None:
-            record.sections, record.rules = account.sections, account.rules
+            record.sections, record.rules, record.replayed = account.sections, account.rules, account.replayed
         record.gate = event.gate
-        found = conclude(record.id, account, timings, rate, event.gate) if account is not None else None
+        other = self._others.get(record.id)
+        found = conclude(record.id, account, timings, rate, event.gate, other) if account is not None else None
         record.explanation = found
         if found is not None and found.tokens_lost:
             record.cause, record.place = found.cause, found.place
@@ -185,6 +197,7 @@ class Records:
         """However it ended; only the first time counts."""
         if self.running.pop(record.id, None) is not record:
             return
+        self._others.pop(record.id, None)
         record.number = next(self._numbers)
         record.state, record.error, record.total_ms = state, error, total_ms
         self.recent.append(record)

@@ -102,6 +102,12 @@ class Server:
         with self._open(f"{self.url}{path}", timeout=60) as reply:
             return json.load(reply)
 
+    def read(self, path: str) -> bytes:
+        """GET `path`, whatever it is."""
+        with self._open(f"{self.url}{path}", timeout=60) as reply:
+            data: bytes = reply.read()
+            return data
+
     def post(self, path: str, body: Any) -> Any:
         """POST `body` as JSON to `path`; the reply as JSON."""
         request = urllib.request.Request(

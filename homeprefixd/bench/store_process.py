@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +114,14 @@ class StoreProcess:
             self._process.wait()
 
 
+@dataclass(frozen=True)
 class Asked:
     """What a look-up with all its blocks came to."""
 
-    def __init__(self, seconds: float, blocks: int, warm: int, wrong: int) -> None:
-        self.seconds = seconds
-        self.blocks = blocks  # that came
-        self.warm = warm  # of these, from disk
-        self.wrong = wrong  # of these, that hold something else
+    seconds: float
+    blocks: int  # that came
+    warm: int  # of these, from disk
+    wrong: int  # of these, that hold something else
 
 
 class MadeUpWorker:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ..config_sources import parse_size
+from .bench_explain import explain
 from .bench_targets import model_path, thread_count
 from .bench_workloads import burst, interrupt, run, show_rows, streams
 from .output import Column, Output, ProgressLine, seconds_text
@@ -22,7 +23,7 @@ def bench() -> None:
     """Measure a household at once, and what the cache promises."""
 
 
-for _command in (run, burst, streams, interrupt):
+for _command in (run, burst, streams, interrupt, explain):
     bench.add_command(_command)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length
-from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens
+from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens, Traced
 from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
 
@@ -43,21 +43,24 @@ class Accountant:
         emit: Callable[[Frame], None],
         stored: Callable[[Space, bytes], bytes] = lambda space, tokens: b"",
         grain: int = 1,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
+        trace: Callable[[Space, bytes], Traced | None] = lambda space, tokens: None,
+        counters: defaultdict[str, float] | None = None,
     ) -> None:
         """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32 LE)
         of the stored prompt that begins as the given ones, in a request's namespace; asked where none is remembered.
         `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
-        so nothing is said to be evicted.
+        so nothing is said to be evicted. `trace`: what the store knows of why such tokens are not found; None: nothing.
+        `counters` gets: accounts, account_seconds (by `clock`: of the thread's processor time).
         """
         self._piece, self._emit, self._stored, self._clock = piece, emit, stored, clock
+        self._trace = trace
+        self._counters = defaultdict(float) if counters is None else counters
         self._grain = grain
         self._memory = Memory()
         self._lock = threading.Lock()
         self._replies: dict[str, _Reply] = {}  # of the requests that run
         self._early: deque[str] = deque(maxlen=_EARLY)
-        self.seconds = 0.0  # spent in `take`, in all
-        self.count = 0
 
     def watch(self, frame: Frame) -> None:
         """Send a frame on, and remember what it says of a reply. From any thread."""
@@ -82,16 +85,29 @@ class Accountant:
                         self._memory.forget(rid)
         self._emit(frame)
 
-    def take(self, generate: Generate, tokens: list[int], rules: dict[str, int], lora: Chosen = ()) -> None:
-        """Tell of a request's prompt; `lora`: what its adapters are. Raises ChannelClosedError only."""
+    def take(
+        self, generate: Generate, tokens: list[int], rules: dict[str, int], lora: Chosen = (), replayed: int = 0
+    ) -> None:
+        """Tell of a request's prompt; `lora`: what its adapters are; `replayed`: how many of its tokens are the very
+        ones that were generated. Raises ChannelClosedError only.
+        """
         began = self._clock()
+        space = Space(generate.salt, lora)
         try:
-            account = self._account(generate, tokens, rules, Space(generate.salt, lora))
+            traced = self._trace(space, to_le(tokens)) if generate.cache else None
+            account = self._account(generate, tokens, rules, space)
+            account.replayed = replayed
+            if traced is not None:
+                account.gone, account.elsewhere, account.differences = (
+                    traced.gone,
+                    traced.elsewhere,
+                    traced.differences,
+                )
         except Exception:
             logger.exception("request %s could not be accounted for", generate.rid)
             return
-        self.seconds += self._clock() - began
-        self.count += 1
+        self._counters["account_seconds"] += self._clock() - began
+        self._counters["accounts"] += 1
         self._emit(account)
 
     def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int], space: Space) -> Account:

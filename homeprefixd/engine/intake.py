@@ -25,12 +25,13 @@ from ..frames import (
     Tokenize,
     TokenizeRequest,
 )
-from ..lora import choose
+from ..lora import Space, choose
 from .account import Accountant
 from .bindings import Model
 from .failures import failure_of
 from .infill import fill_prompt
 from .points import points_of
+from .replay import Replay, Worded, is_repeating
 from .sampling import check_sampling
 from .scheduler import Engine
 from .sequence import Request
@@ -62,11 +63,14 @@ class Intake:
         stable: Callable[[Generate], tuple[Generate, dict[str, int]]] = lambda generate: (generate, {}),
         accountant: Accountant | None = None,
         points: bool = False,
+        replay: Replay | None = None,
         adapters: Sequence[AdapterInfo] = (),
     ) -> None:
         """`stable`: the rules that keep prompts stable, see `chat/stable.py`. `accountant` None: nobody asks.
-        `points`: the model can be resumed at certain positions only, so those are looked for.
+        `points`: the model can be resumed at certain positions only, so those are looked for. `replay` None: prompts
+        are always tokenised.
         """
+        self._replay = replay
         self._adapters = adapters
         self._stable, self._accountant, self._points = stable, accountant, points
         self._model, self._prompts, self._engine, self._emit = model, prompts, engine, emit
@@ -155,8 +159,9 @@ class Intake:
                 data = b"".join(self._model.piece(token, special=True) for token in conversion.tokens)
                 return Converted(rid, text=data.decode(errors="replace"))
             case TokenizeRequest():
-                choose(self._adapters, conversion.request.lora)  # who names one that is not there is told so
-                return Converted(rid, tokens=self._prompt(self._stable(conversion.request)[0])[1])
+                # who names an adapter that is not there is told so
+                space = Space(conversion.request.salt, choose(self._adapters, conversion.request.lora))
+                return Converted(rid, tokens=self._prompt(self._stable(conversion.request)[0], space)[1].tokens)
             case ApplyTemplate():
                 return Converted(
                     rid, self._prompts.render(conversion.messages, conversion.tools, conversion.template_kwargs)
@@ -184,9 +189,10 @@ class Intake:
             check_sampling(generate.sampling, self._model.n_vocab)
             lora = choose(self._adapters, generate.lora)
             generate, rules = self._stable(generate)
-            text, tokens = self._prompt(generate)
+            text, worded = self._prompt(generate, Space(generate.salt, lora))
+            tokens = worded.tokens
             self._check_fit(len(tokens))
-            points = self._points_of(generate, text, tokens) if self._points else ()
+            points = self._points_of(generate, text, worded) if self._points else ()
             reply = self._shaper.reply(generate, text)
         except ChannelClosedError:
             raise
@@ -208,43 +214,57 @@ class Intake:
             priority=generate.priority,
             client=generate.client,
             points=points,
+            worded=worded if text and self._replay is not None else None,
             lora=lora,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
         self._engine.submit(RunningSequence(request, list(tokens), TextStream(generate.stop), reply=reply))
         if self._accountant is not None:
-            self._accountant.take(generate, tokens, rules, lora)
+            self._accountant.take(generate, tokens, rules, lora, worded.replayed)
 
-    def _prompt(self, generate: Generate) -> tuple[str, list[int]]:
-        """As text ("" where it was given as tokens) and as tokens."""
+    def _prompt(self, generate: Generate, space: Space) -> tuple[str, Worded]:
+        """As text ("" where it was given as tokens, or has a gap to fill) and as tokens."""
         text = ""
         if (generate.messages is None) == (generate.prompt is None):
             raise RequestError("Exactly one of `messages` and `prompt` must be given.")
         if generate.messages is not None:
             text = self._prompts.render(generate.messages, generate.tools, generate.template_kwargs)
-            tokens = self._tokenize(text)
+            worded = self._words(text, generate, space)
         elif isinstance(generate.prompt, str) and generate.suffix is not None:
             room = self._ctx // 2 if generate.max_tokens < 0 else self._ctx - generate.max_tokens - 8
             for part in (generate.prompt, generate.suffix, *(text for _, text in generate.files)):
                 self._check_length(part)
-            tokens = fill_prompt(self._model, generate.prompt, generate.suffix, generate.files, room)
+            filled = fill_prompt(self._model, generate.prompt, generate.suffix, generate.files, room)
+            worded = Worded(b"", filled)
         elif isinstance(generate.prompt, str):
             text = generate.prompt
-            tokens = self._tokenize(text)
+            worded = self._words(text, generate, space)
         else:
-            tokens = list(generate.prompt or [])
-            self._model.check_tokens(tokens)
-        if not tokens:
+            worded = Worded(b"", list(generate.prompt or []))
+            self._model.check_tokens(worded.tokens)
+        if not worded.tokens:
             raise RequestError("The prompt is empty: it must have at least one token.", param="prompt")
-        return text, tokens
+        return text, worded
 
-    def _points_of(self, generate: Generate, text: str, tokens: list[int]) -> tuple[tuple[int, str], ...]:
+    def _words(self, text: str, generate: Generate, space: Space) -> Worded:
+        self._check_length(text)
+        if self._replay is None:
+            return Worded(b"", self._model.tokenize(text))
+        return self._replay.words(text, space, repeating=generate.cache and is_repeating(generate))
+
+    def _points_of(self, generate: Generate, text: str, worded: Worded) -> tuple[tuple[int, str], ...]:
         """Where others may go on from; what goes wrong costs a point, never the request. `text`: the prompt."""
+
+        def tokenize(beginning: str) -> list[int]:
+            if self._replay is None or not worded.stretches:
+                return self._tokenize(beginning)
+            return self._replay.beginning(worded, beginning)
+
         try:
             messages, found = generate.messages, []
             if messages is not None:
                 found = boundaries(self._prompts, messages, generate.tools, generate.template_kwargs, text)
-            return points_of(tokens, found, self._tokenize)
+            return points_of(worded.tokens, found, tokenize)
         except HomeprefixdError as error:
             logger.info("request %s: no points were found: %s", generate.rid, error)
             return ()

@@ -29,6 +29,7 @@ from .edge_saving import EdgeSaver
 from .emission import last_frames
 from .failures import DecodeError, failure_of
 from .places import Place, Places
+from .replay import Replay
 from .restoring import Restorer
 from .sampling import Sampler
 from .saving import Saver
@@ -58,7 +59,10 @@ class EngineSettings:
 
 
 class Engine:
-    """Runs sequences on a model's contexts. `emit` sends a frame to the daemon; `saver`, `restorer` None: cache off."""
+    """Runs sequences on a model's contexts. `emit` sends a frame to the daemon; `saver`, `restorer` None: cache off.
+
+    `replay` None: what is generated is not remembered as such.
+    """
 
     def __init__(
         self,
@@ -70,9 +74,10 @@ class Engine:
         saver: Saver | EdgeSaver | None = None,
         restorer: Restorer | None = None,
         adapters: Adapters | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self._model, self._places, self._settings, self._emit = model, places, settings, emit
-        self._saver, self._restorer = saver, restorer
+        self._saver, self._restorer, self._replay = saver, restorer, replay
         self._adapters = adapters or Adapters()
         self.counters = counters
         self._wake = threading.Event()
@@ -520,6 +525,9 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: str) -> None:
         now = time.perf_counter()
         self._save(sequence, tail=True)  # before the reply's end: the next turn may come at once
+        worded = sequence.request.worded
+        if self._replay is not None and worded is not None and sequence.request.cache:
+            self._replay.remember(worded, sequence.request.space, sequence.tokens[sequence.n_prompt :])
         self._end(sequence)
         request = sequence.request
         self._shares.count(request.client, generated=sequence.generated, now=now)

@@ -21,6 +21,7 @@ from .store import Lookup
 
 if TYPE_CHECKING:
     from .emission import Reply  # which looks at sequences
+    from .replay import Worded
 
 
 KEY = "key"
@@ -50,6 +51,7 @@ class Request:
     arrived: float
     priority: str = "normal"  # interactive, normal, background
     client: str = ""  # whose share it is
+    worded: Worded | None = None  # the prompt's text; None: what is generated after it is not remembered
     points: tuple[tuple[int, str], ...] = ()  # positions from which others may go on, with their kind; see `points.py`
     lora: Chosen = ()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..frames import NewNode, PlanNode
+from ..frames import NewNode, PlanNode, Recalled, Remember, Traced
 
 
 class OpenedNamespace(Protocol):
@@ -100,6 +100,18 @@ class Store(Protocol):
     def neighbour(self, namespace: bytes, tokens_le: bytes, beyond: int, timeout: float) -> bytes:
         """Tokens (u32 LE) of the stored prompt that begins as `tokens_le`, to `beyond` tokens behind the first that
         differs; b"" if there is none, or no answer within `timeout` seconds."""
+        ...
+
+    def trace(self, namespace: bytes, tokens_le: bytes, timeout: float) -> Traced | None:
+        """What keeps `tokens_le` (u32 LE) from being found; None without an answer within `timeout` seconds."""
+        ...
+
+    def recall(self, namespace: bytes, text: bytes, timeout: float) -> Recalled | None:
+        """What is remembered of the longest prompt that `text` begins with; None if that is nothing, or not known."""
+        ...
+
+    def remember(self, frame: Remember) -> None:
+        """What was generated after a prompt."""
         ...
 
     def file_hash(self, device: int, inode: int, size: int, mtime_ns: int, timeout: float) -> str | None: ...

@@ -46,6 +46,7 @@ from ..frames import (
     Tokenize,
     TokenizeRequest,
     ToWorker,
+    Traced,
     UseStore,
 )
 from ..lora import Space
@@ -214,6 +215,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .places import PlacedSlicer, Places
     from .probe import probe, probe_adapters
     from .proving import make_slicer, warm_up
+    from .replay import Replay
     from .restoring import Restorer
     from .saving import Saver
     from .scheduler import Engine, EngineSettings
@@ -336,11 +338,14 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
             saver = Saver(store, slicer, model, namespaces, counters)
             restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
     grain = 0 if slicer is None or edged is not None else BLOCK_TOKENS if load.reuse == "exact" else 1
-    accountant = _accountant(model, emit, store, namespaces, grain) if load.explain else None
+    accountant = _accountant(model, emit, store, namespaces, grain, counters) if load.explain else None
     emit = emit if accountant is None else accountant.watch
     cell_bytes = float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type))
     places = Places(contexts, load.parallel, cell_bytes=cell_bytes, weight_bytes=model.size)
-    engine = Engine(model, places, settings, emit, counters, saver, restorer, adapters)
+    replay = None
+    if namespaces is not None and load.replay and load.reuse == "token":
+        replay = Replay(model, store, namespaces.key, namespaces.opened, counters)
+    engine = Engine(model, places, settings, emit, counters, saver, restorer, adapters, replay)
     rules = load.stable or NO_RULES
     template = _template(load, model.chat_template)
     try:
@@ -362,6 +367,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         accountant,
         points=edged is not None,
         adapters=adapters.infos,
+        replay=replay,
     )
     info = _model_info(
         load,
@@ -410,7 +416,12 @@ def _model_info(load: LoadModel, model: Model, threads: int, **of_serving: Any) 
 
 
 def _accountant(
-    model: Model, emit: Callable[[Frame], None], store: Any, namespaces: Namespaces | None, grain: int
+    model: Model,
+    emit: Callable[[Frame], None],
+    store: Any,
+    namespaces: Namespaces | None,
+    grain: int,
+    counters: defaultdict[str, float],
 ) -> Accountant:
     from .account import BEYOND, Accountant
 
@@ -418,7 +429,12 @@ def _accountant(
         namespace = namespaces.opened(space) if namespaces is not None else None
         return b"" if namespace is None else store.neighbour(namespace, tokens, BEYOND, _NEIGHBOUR_PATIENCE)
 
-    return Accountant(functools.partial(model.piece, special=True), emit, stored, grain)
+    def traced(space: Space, tokens: bytes) -> Traced | None:
+        namespace = namespaces.opened(space) if namespaces is not None else None
+        return None if namespace is None else store.trace(namespace, tokens, _NEIGHBOUR_PATIENCE)
+
+    piece = functools.partial(model.piece, special=True)
+    return Accountant(piece, emit, stored, grain, trace=traced, counters=counters)
 
 
 def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:

@@ -102,9 +102,13 @@ CAUSES: Mapping[str, Cause] = {
         "another namespace ({place})",
         "What was stored under other settings of the cache cannot be used: use the same for what may be shared.",
     ),
+    "other_model": Cause(
+        "another model: the same messages were computed for {place}",
+        "Ask the same model; what is computed for one is of no use to another one.",
+    ),
     "evicted": Cause(
-        "eviction: it was known and is not kept any more",
-        "Give the cache more room (`cache.hot`, `cache.warm`).",
+        "eviction: it was known and is not kept any more{place}",
+        "Give the cache more room (`cache.hot`, `cache.warm`), or pin what must stay (`homeprefixd pin`).",
     ),
     "computed_faster": Cause(
         "nothing: computing was faster than reading from disk",
@@ -141,7 +145,24 @@ GATE: Mapping[str, str] = {
 HARMLESS = frozenset({"too_short", "never_seen", "goes_on", "computed_faster"})
 """Nothing was lost."""
 
+REMOVALS: Mapping[str, str] = {
+    "budget": "the cache was full, and others were worth more",
+    "smaller": "the budget on disk (`cache.warm`) was made smaller",
+    "stale": "it was of a model or of settings that are not in use any more",
+    "unwritten": "RAM (`cache.hot`) was full before it could be written to the disk",
+    "no_disk": "RAM (`cache.hot`) was full, and nothing is kept on disk (`cache.warm`)",
+    "disk_full": "RAM (`cache.hot`) was full, and so was the disk",
+    "disk_error": "RAM (`cache.hot`) was full, and the disk could not be written",
+    "daily_writes": "RAM (`cache.hot`) was full, and as much was written that day as may be (`cache.daily_writes`)",
+    "share": "what its model or its API key may keep on disk (`cache_share`) was full",
+    "purged": "somebody purged it",
+    "damaged": "it was damaged on disk",
+}
+"""Why the store has removed a block (`prefix/removals.py`)."""
+
 
 def title(cause: str, place: str) -> str:
     """In a few words, after "lost to"."""
-    return CAUSES[cause].title.format(place=place or "the prompt")
+    if cause == "evicted":
+        place = f", as {place}" if place else ""
+    return CAUSES[cause].title.format(place=place or ("" if cause == "evicted" else "the prompt"))

@@ -5,16 +5,24 @@ Pure. Knows the figures of a request, nothing of how it was served.
 
 from __future__ import annotations
 
+import datetime
+from typing import NamedTuple
+
 import msgspec
 
 from ..frames import Account, GateDecision, Timings
-from .causes import CAUSES, HARMLESS, title
+from .causes import CAUSES, HARMLESS, REMOVALS, title
 
 _SLACK = 8
 """Tokens that a template may write otherwise behind a reply, and the one that is always evaluated."""
 
 _LEAST_LOSS = 24
 """Tokens: what is less is not worth a word."""
+
+_BLOCK = 64
+"""Tokens: what was removed begins at most so far before what was reused, as of a block a part may have been."""
+
+_NAMED = 3  # differences of namespaces that are told
 
 _SHORTEST = 16
 """Tokens of a prompt below which nothing is looked up at all (`engine/sharing.py`)."""
@@ -38,23 +46,39 @@ class Explanation(msgspec.Struct, frozen=True):
     seconds_lost: float | None
     advice: str
     rule: str
+    removed: float = 0.0  # when it was evicted, Unix time in s; 0: it was not, or that is not known
+
+
+class OtherModel(NamedTuple):
+    """A model for which the beginning of the same chat was computed before."""
+
+    name: str
+    share: float  # of the prompt
 
 
 def conclude(
-    rid: str, account: Account, timings: Timings, rate: float, gate: GateDecision | None = None
+    rid: str,
+    account: Account,
+    timings: Timings,
+    rate: float,
+    gate: GateDecision | None = None,
+    other: OtherModel | None = None,
 ) -> Explanation:
     """`rate`: tokens of prefill per second, 0 if it is not known. `gate`: what was made of what the cache knew."""
     reused, total = timings.cache_n, timings.total_prompt_n
     finding = account.finding
-    cause, place, token, lost, rule = _gone(account, reused, total, gate)
+    cause, place, token, lost, rule = _gone(account, reused, total, gate, other)
     by_difference = (
         finding is not None
         and finding.alike >= _LEAST_LOSS
         and finding.alike > lost
+        and cause != "computed_faster"
         and (reused <= finding.token + _SLACK or finding.cause == "other_namespace")  # what was reused is the truth
     )
     if finding is not None and by_difference:
         cause, place, token, rule = finding.cause, finding.place, finding.token, finding.rule
+        if cause == "other_namespace" and account.differences:
+            place = "; ".join(account.differences[:_NAMED])
         lost = min(finding.alike, max(0, total - reused))
     if cause not in HARMLESS and lost < _LEAST_LOSS:
         cause, place, lost, rule = "goes_on", "", 0, ""
@@ -76,24 +100,44 @@ def conclude(
         seconds_lost=seconds,
         advice=CAUSES[cause].advice,
         rule=rule,
+        removed=account.gone.when if cause == "evicted" and account.gone is not None else 0.0,
     )
 
 
-def _gone(account: Account, reused: int, total: int, gate: GateDecision | None) -> tuple[str, str, int, int, str]:
-    """Cause, place, token, tokens lost and rule, as far as what was known is not there any more."""
+def _gone(
+    account: Account, reused: int, total: int, gate: GateDecision | None, other: OtherModel | None
+) -> tuple[str, str, int, int, str]:
+    """Cause, place, token, tokens lost and rule, as far as what was known is not there, or was not used."""
     if total < _SHORTEST:
         return "too_short", "", 0, 0, ""
     known = min(account.known, total - 1)
-    if known - reused > _SLACK:
-        if account.asked_no_cache:
-            return "cache_off", "", reused, known - reused, ""
-        if gate is not None and gate.reason == "computed" and gate.known + _SLACK >= known:
-            return "computed_faster", "", reused, 0, ""
-        in_reply = known > account.known_prompt and reused + _SLACK >= account.known_prompt
-        return "retokenised" if in_reply else "evicted", "", reused, known - reused, ""
+    if account.asked_no_cache and known - reused > _SLACK:
+        return "cache_off", "", reused, known - reused, ""
+    was_weighed = gate is not None and gate.reason == "computed" and gate.known - reused > _SLACK
+    if gate is not None and was_weighed and gate.known + _SLACK >= known:
+        return "computed_faster", "", reused, 0, ""
+    gone = account.gone
+    removed = 0
+    if gone is not None and gone.start >= reused - _BLOCK:
+        removed = min(total - 1, gone.start + gone.count) - reused
+    if known - reused > _SLACK or removed > _SLACK:
+        in_reply = known > account.known_prompt and reused + _SLACK >= account.known_prompt and removed <= _SLACK
+        place = f"{REMOVALS.get(gone.why, gone.why)}, {_when(gone.when)}" if gone is not None and removed > 0 else ""
+        cause = "retokenised" if in_reply else "evicted"
+        return cause, place, reused, max(known - reused, removed), ""
+    if account.elsewhere - reused > _SLACK:
+        place = "; ".join(account.differences[:_NAMED])
+        return "other_namespace", place, reused, min(account.elsewhere, total - 1) - reused, ""
+    if other is not None and reused < total * other.share - _LEAST_LOSS:
+        return "other_model", other.name, reused, round(total * other.share) - reused, ""
     if not account.resembles:
         return "never_seen", "", reused, 0, ""
     return "goes_on", "", reused, 0, ""
+
+
+def _when(moment: float) -> str:
+    """A time of removal, local."""
+    return datetime.datetime.fromtimestamp(moment).strftime("on %Y-%m-%d at %H:%M")
 
 
 def _text(cause: str, place: str, token: int, lost: int, seconds: float | None, reused: int, total: int) -> str:

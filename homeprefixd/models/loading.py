@@ -66,6 +66,7 @@ def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int, prob
         stable=stable_rules(config.stable),
         device=model.device,
         flash_if_gpu=model.flash_attention == "auto",
+        replay=cache.replay == "on",
         adapters=adapter_files(model),
     )
 

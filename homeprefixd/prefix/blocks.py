@@ -95,6 +95,19 @@ def chain(root: Namespace, tokens: TokensLE) -> list[BlockKey]:
     return keys
 
 
+_TAIL = 12
+"""Bytes of a text's end by which it is told from most others of the same length."""
+
+
+def text_digest(namespace: bytes, text: bytes) -> bytes:
+    """32 bytes that name a text within a namespace."""
+    return hashlib.blake2b(text, digest_size=KEY_BYTES, key=namespace).digest()
+
+
+def text_tail(text: bytes) -> bytes:
+    return text[-_TAIL:]
+
+
 def to_le(tokens: Sequence[int] | Iterable[int]) -> TokensLE:
     """Token ids (0 <= id < 2**32) as little-endian u32."""
     packed = array("I", tokens)

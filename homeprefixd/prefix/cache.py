@@ -24,7 +24,7 @@ from .arena import Arena, pages
 from .blocks import Namespace, TokensBE, edges_of, swap
 from .codec import Decoder
 from .committing import Committing
-from .disk import Disk, Touch
+from .disk import Disk, DiskFullError, DiskTroubleError, Touch
 from .disk_file import is_corruption
 from .hot import HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
@@ -33,6 +33,8 @@ from .policy import Evicted, Policy
 from .rates import ReadRate
 from .recent import Recent
 from .registry import Registry
+from .removals import ROW_BYTES, Removals, Why
+from .replies import Replies
 from .resuming import Found, find
 from .session import Session
 from .shares import Account
@@ -46,6 +48,8 @@ _WHOLE = 0.75  # of what RAM may be used: a match that takes more is streamed
 
 MAX_TOUCHES = 20_000
 """Nodes whose last use is remembered until it is written; more are forgotten, oldest first."""
+
+_KEPT_REMOVALS = 4096  # over a restart
 
 __all__ = ["BlockLostError", "Cache", "Counters", "Lease"]
 
@@ -101,7 +105,7 @@ class Cache:
         daily_writes: int = 0,
         warm_reason: str = "",
         wake: Callable[[], None] = lambda: None,
-        corrupted: Callable[[str], None] = lambda _why: None,
+        corrupted: Callable[[Exception], None] = lambda _error: None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,6 +118,13 @@ class Cache:
         self.touched: dict[bytes, Touch] = {}
         self.evicted = Evicted()
         self.daily_writes = daily_writes
+        self.removals_seen = Removals(wall=wall)
+        if disk is not None:
+            try:
+                self.removals_seen.unpack(disk.removals())
+            except Exception as error:
+                log.warning("what was evicted before cannot be read: %s", error)
+        self.replies = Replies(disk, limit=disk.limit if disk is not None else 0, wall=wall, clock=clock, wake=wake)
         self.registry = Registry(disk, self.lock)
         self.namespaces = self.registry.namespaces
         self.warm_state = "ok" if disk else "off"
@@ -344,9 +355,23 @@ class Cache:
         self.counters.evicted_hot += 1
         if not hot.warm:
             self.evicted.add(hot.key, hot.node.record.hits)
+            self.removals_seen.add((hot.key,), self._why_unwritten(hot))
         if hot.queued:
             self.counters.dropped_nodes += 1
             self.queue.remove(hot)
+
+    def _why_unwritten(self, hot: HotNode) -> Why:
+        """Why a node that leaves RAM is not on disk."""
+        if self.disk is None:
+            return "no_disk"
+        if self.warm_state == "ok":
+            return "unwritten" if hot.queued else "daily_writes" if self.spares_disk else "budget"
+        return "disk_full" if self.warm_state == "full" else "disk_error"
+
+    @property
+    def spares_disk(self) -> bool:
+        """Whether as much was written today as may be."""
+        return self._behind is not None and self._behind.day_is_over
 
     # -------------------------------------------------------------------------------------------------- writer
 
@@ -451,6 +476,7 @@ class Cache:
                 self.forget_hot_subtree(key)
             gone = [*(node.record.key for node in below.values()), *nodes.values()]
             self.counters.damaged += len(nodes)
+            self.removals_seen.add(gone, "damaged")
             self.hide(gone)
         try:
             self.disk.remove(list(below.values()))
@@ -470,7 +496,7 @@ class Cache:
     def judge(self, error: Exception) -> None:
         """Say so if an error means that the file is damaged."""
         if is_corruption(error):
-            self._corrupted(str(error))
+            self._corrupted(error)
 
     def close(self) -> int:
         """*Writer.* Write what waits, until `deadline`, and close the disk; returns the nodes that were not written.
@@ -479,8 +505,16 @@ class Cache:
         """
         self.write(everything=True)
         if self.disk is not None:
+            if not self.disk.read_only and not self.out_of_time():
+                self._keep_removals(self.disk)
             self.disk.close()
         return len(self.queue)
+
+    def _keep_removals(self, disk: Disk) -> None:
+        try:
+            disk.put_removals(self.removals_seen.pack(min(_KEPT_REMOVALS, disk.limit // 64 // ROW_BYTES)))
+        except (DiskFullError, DiskTroubleError) as error:
+            log.info("what was evicted is forgotten: %s", error)
 
     def out_of_time(self) -> bool:
         """Whether the writer must come to an end now."""

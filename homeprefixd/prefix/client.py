@@ -424,6 +424,34 @@ class StoreClient:
         reply = self._ask(link, ticket, frame, time.monotonic() + timeout)
         return reply.tokens if reply is not None else b""
 
+    def trace(self, namespace: bytes, tokens_le: bytes, timeout: float) -> frames.Traced | None:
+        """What keeps `tokens_le` (u32 LE) from being found; None without an answer within `timeout` seconds."""
+        link = self._link
+        if link is None:
+            return None
+        ticket = next(self._tickets)
+        reply: frames.Traced | None = self._ask(
+            link, ticket, frames.Trace(ticket, namespace, tokens_le), time.monotonic() + timeout
+        )
+        return reply
+
+    def recall(self, namespace: bytes, text: bytes, timeout: float) -> frames.Recalled | None:
+        """What is remembered of the longest prompt that `text` begins with; None if that is nothing, or not known."""
+        link = self._link
+        if link is None:
+            return None
+        ticket = next(self._tickets)
+        reply: frames.Recalled | None = self._ask(
+            link, ticket, frames.Recall(ticket, namespace, text), time.monotonic() + timeout
+        )
+        return reply if reply is not None and reply.length else None
+
+    def remember(self, frame: frames.Remember) -> None:
+        """What was generated after a prompt. Does not block."""
+        link = self._link
+        if link is not None:
+            link.send(frame)
+
     def file_hash(self, device: int, inode: int, size: int, mtime_ns: int, timeout: float = 1.0) -> str:
         """The remembered SHA-256 of a file; "" if none is, or there is no store."""
         link = self._link

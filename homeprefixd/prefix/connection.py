@@ -44,7 +44,10 @@ from ..frames import (
     Prefixes,
     Purge,
     Purged,
+    Recall,
+    Recalled,
     Release,
+    Remember,
     Reserve,
     Reserved,
     Resize,
@@ -54,6 +57,7 @@ from ..frames import (
     Stop,
     Taken,
     ToStore,
+    Trace,
     Transferred,
     Unpin,
     UseModels,
@@ -66,6 +70,7 @@ from .cache import Lease
 from .disk import DiskFullError, DiskTroubleError
 from .neighbours import neighbour
 from .session import Session
+from .tracing import trace
 from .verifying import Findings
 
 if TYPE_CHECKING:
@@ -161,6 +166,16 @@ class Connection:
             case Neighbour():
                 path = neighbour(self._cache, frame.namespace, frame.tokens, frame.beyond)
                 self._send(Neighboured(frame.ticket, path))
+            case Trace():
+                self._send(trace(self._cache, frame.ticket, frame.namespace, frame.tokens))
+            case Remember():
+                self._cache.replies.remember(
+                    frame.namespace, frame.digest, frame.length, frame.tail, frame.stretches, frame.reply
+                )
+            case Recall():
+                row = self._cache.replies.recall(frame.namespace, frame.text)
+                none = Recalled(frame.ticket)
+                self._send(Recalled(frame.ticket, row.length, row.stretches, row.replies) if row is not None else none)
             case Hello():
                 arena = self._cache.arena
                 welcome = Welcome(arena.limit if frame.arena else 0, self._service.store_id)

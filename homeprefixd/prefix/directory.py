@@ -24,6 +24,11 @@ _MARKER = "opened"
 _DAMAGED = f"{DATA}.damaged-"
 _CHECK_SECONDS = 120.0
 
+# in the marker
+_CORRUPT = "corrupt: "
+_CRASHED = "after a crash"
+_FATAL = "Fatal Python error"  # as faulthandler writes it
+
 _NETWORK = frozenset(
     (
         "nfs",
@@ -93,6 +98,7 @@ class Directory:
         self.path = path
         self.data = path / DATA
         self._marker = path / _MARKER
+        self._last_words = ""
         if not create and not os.path.exists(self.data):  # False also for a name that cannot be
             raise StoreError(f"{path}: there is no store here; give the directory that `serve` uses with --cache-dir")
         try:
@@ -141,10 +147,48 @@ class Directory:
     def was_left_open(self, *, mark: bool = True) -> bool:
         """Whether the last owner did not stop cleanly. `mark`: from now on this one is held to it, until `release`."""
         left = self._marker.exists()
+        with contextlib.suppress(OSError):
+            self._last_words = self._marker.read_text(errors="replace") if left else ""
         if mark:
             with contextlib.suppress(OSError):
                 self._marker.touch(mode=0o600)
+                self._marker.write_text("")
         return left
+
+    def note_corruption(self, why: str) -> None:
+        """LMDB has found the file damaged, in a place that the check may not look at."""
+        self._note(f"{_CORRUPT}{why}")
+
+    def crash_file(self) -> int | None:
+        """Descriptor of a file for what a fatal signal leaves of this process (`faulthandler`); it stays open.
+
+        SIGKILL leaves nothing: it says nothing against the file.
+        """
+        try:
+            return os.open(self._marker, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return None
+
+    def reproach(self) -> str:
+        """What the last owner left to say against the file, though the check finds nothing; "" for nothing.
+
+        Damage that only a writer meets, in LMDB's list of free pages, is seen by no check: without this the store would
+        die of it again and again. A crash may have other causes, so two in a row are needed.
+        """
+        for line in self._last_words.splitlines():
+            if line.startswith(_CORRUPT):
+                return line.removeprefix(_CORRUPT)
+        if _FATAL not in self._last_words:
+            return ""
+        if _CRASHED in self._last_words:
+            return "the store has crashed twice in a row while it was open"
+        log.error("the store has crashed: %s", self._last_words.partition(_FATAL)[2].partition("\n")[0].strip(" :"))
+        self._note(_CRASHED)
+        return ""
+
+    def _note(self, line: str) -> None:
+        with contextlib.suppress(OSError), self._marker.open("a") as file:
+            file.write(f"{line}\n")
 
     def problem(self) -> str:
         """What is wrong with the file, found by a throw-away process that reads all of its tables; "" if nothing.

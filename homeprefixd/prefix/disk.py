@@ -23,6 +23,7 @@ from .codec import PIECE, piece_count
 from .directory import DATA
 from .disk_file import (
     PAGE,
+    REMOVALS_KEY,
     SUMS_KEY,
     BudgetError,
     DiskFile,
@@ -38,7 +39,7 @@ from .disk_file import (
 from .policy import ORDER_BYTES, Rank, order_key, overdue, rank_of
 from .tree import Placed, Record, is_covered, shorter
 from .usage import choose_stale
-from .warm_table import FILES, KEYS, META, NAMESPACES, NODES, ORDER, PAYLOADS, PINS, WarmTable, decode_record
+from .warm_table import FILES, KEYS, META, NAMESPACES, NODES, ORDER, PAYLOADS, PINS, REPLIES, WarmTable, decode_record
 
 __all__ = [
     "BudgetError",
@@ -134,6 +135,23 @@ class Disk(DiskFile):
         """*Writer.* Keep a row of PINS, or remove it (None). Raises DiskFullError, DiskTroubleError."""
         table = self._tables[PINS]
         self._write(lambda txn: txn.delete(place, db=table) if row is None else txn.put(place, row, db=table))
+
+    def put_removals(self, data: bytes) -> None:
+        """*Writer.* Keep what `Removals.pack` gave. Raises DiskFullError, DiskTroubleError."""
+        self._write(lambda txn: txn.put(REMOVALS_KEY, data, db=self._tables[META]))
+
+    def put_replies(self, rows: Mapping[bytes, bytes | None]) -> None:
+        """*Writer.* Keep rows of REPLIES, or remove them (None). Raises DiskFullError, DiskTroubleError."""
+        table = self._tables[REPLIES]
+
+        def put(txn: Any) -> None:
+            for key, data in sorted(rows.items()):
+                if data is None:
+                    txn.delete(key, db=table)
+                else:
+                    txn.put(key, data, db=table)
+
+        self._write(put)
 
     def store(self, pending: Sequence[Pending], touches: Mapping[bytes, Touch]) -> Stored:
         """*Writer.* Put nodes (parents before children) and note uses, in one transaction.

@@ -27,11 +27,25 @@ from .directory import DATA
 from .env_gate import EnvGate
 from .policy import Policy
 from .tree import Record
-from .warm_table import FILE_FORMAT, FILES, META, NAMESPACES, NODES, PAYLOADS, PINS, TABLES, WarmTable, decode_record
+from .warm_table import (
+    FILE_FORMAT,
+    FILES,
+    LATER,
+    META,
+    NAMESPACES,
+    NODES,
+    PAYLOADS,
+    PINS,
+    REPLIES,
+    TABLES,
+    WarmTable,
+    decode_record,
+)
 from .wear import Written
 
 _FORMAT_KEY = b"format"
 SUMS_KEY = b"sums"
+REMOVALS_KEY = b"removals"
 _PIECE_NUMBER = struct.Struct(">H")
 PAGE = 4096
 _BATCH = 8 << 20  # bytes of payload in one transaction, which holds them in memory
@@ -242,7 +256,7 @@ class DiskFile:
 
     def _opens(self, name: bytes) -> bool:
         """False for a table that files made by earlier versions lack, where it must not be made."""
-        if name != PINS or not self.read_only:
+        if name not in LATER or not self.read_only:
             return True
         with self._begin() as txn:
             return txn.get(name) is not None
@@ -340,6 +354,26 @@ class DiskFile:
             return []
         with self._begin() as txn:
             return [(bytes(key), bytes(value)) for key, value in txn.cursor(self._tables[PINS])]
+
+    def removals(self) -> bytes:
+        """What was put last; b"" if nothing was."""
+        with self._begin() as txn:
+            return bytes(txn.get(REMOVALS_KEY, db=self._tables[META]) or b"")
+
+    def reply_rows(self) -> list[tuple[bytes, bytes]]:
+        """All rows of REPLIES."""
+        if REPLIES not in self._tables:
+            return []
+        with self._begin() as txn:
+            return [(bytes(key), bytes(value)) for key, value in txn.cursor(self._tables[REPLIES])]
+
+    def reply_row(self, key: bytes) -> bytes | None:
+        """None if there is none. Raises lmdb.Error."""
+        if REPLIES not in self._tables:
+            return None
+        with self._begin() as txn:
+            found = txn.get(key, db=self._tables[REPLIES])
+            return bytes(found) if found is not None else None
 
     def _view(self, txn: Any, hidden: AbstractSet[bytes] = frozenset()) -> WarmTable:
         return WarmTable(txn, self._tables, hidden)

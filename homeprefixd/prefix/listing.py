@@ -84,6 +84,8 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
             "verified": sums.scrubbed if sums is not None else 0.0,
             "pins": {"count": len(cache.pins.live()), "given_up": cache.pins.given_up},
             "read_rate": round(cache.read_rate.value),
+            "replies": cache.replies.stats(),
+            "removed": dict(cache.removals_seen.counts),
             "counters": counters,
             "namespaces": namespaces,
         }

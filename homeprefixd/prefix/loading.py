@@ -218,6 +218,7 @@ class Loading:
             below = [node.record.key for node in warm.subtree(record.key)]
             log.error("a stored block is damaged (%s); it and what follows it will be computed again", reason)
             cache.counters.damaged += 1
+            cache.removals_seen.add((record.key, *below), "damaged")
             cache.hide((record.key, *below))
             cache.repairs.append(record.key)
             cache.forget_hot_subtree(record.key)

@@ -78,17 +78,31 @@ def purge(
             roots = list(cache.namespaces) if everything else _namespaces_of(cache, model)
         if everything:
             cache.recent.clear()
+        cache.replies.forget(None if everything else roots)
         for root in roots:
             removal.below(root)
     elif prefix:
         with cache.view() as (_tables, warm):
             node = find(cache, warm, prefix)
+        cache.replies.forget([node.record.namespace])  # whose text is whose is not known
         removal.below(node.record.key)
         removal.step(lambda warm, _ends: (_upwards(cache, warm, node), True))
     else:
+        cache.replies.forget(before=now - older_than)
         removal.unused(now - older_than)
+    _forget_on_disk(cache)
     cache.removed_by_hand()
     return removal.done()
+
+
+def _forget_on_disk(cache: Cache) -> None:
+    """What was forgotten of replies goes now, too."""
+    if cache.disk is None:
+        return
+    try:
+        cache.replies.put(cache.disk)
+    except (DiskFullError, DiskTroubleError) as error:
+        raise StoreError(f"purged, but the memo of replies cannot be changed: {error}") from error
 
 
 Victims = dict[bytes, Placed]  # by key, children before parents
@@ -150,6 +164,7 @@ class Removal:
                     cache.show(victims)
                     cache.left_disk(list(victims), drop=True)
                     cache.counters.purged += len(victims)
+                    cache.removals_seen.add(victims, "purged")
             self._nodes += len(victims)
             self._bytes += sum(node.record.stored or node.record.size for node in victims.values())
 

@@ -10,6 +10,7 @@ written and the process ends with status 0. Status 6: the directory cannot be us
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ from .cache import Cache
 from .connection import Connection
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, OtherFormatError, UnreadableError
+from .disk_file import CountsError
 from .memory_pressure import Relief
 from .policy import Worth
 from .preloading import Preloader
@@ -114,7 +116,7 @@ class Service:
 def open_disk(directory: Directory, *, limit: int, level: int, min_free: int = 0) -> Disk:
     """Open the file of a directory; one that is damaged is set aside and a new one begun. Raises StoreError."""
     left_open = directory.was_left_open()
-    if left_open and (problem := directory.problem()):
+    if left_open and (problem := directory.problem() or directory.reproach()):
         directory.set_aside(problem)
     for _attempt in range(2):
         try:
@@ -154,6 +156,8 @@ def run(arguments: argparse.Namespace) -> bool:
             disk = open_disk(directory, limit=arguments.warm, level=arguments.compression, min_free=arguments.min_free)
     elif arguments.existing:
         raise StoreError(f"{arguments.cache_dir}: the warm tier is off (warm = 0), there is no store to open")
+    if directory is not None and not arguments.read_only and (crash_file := directory.crash_file()) is not None:
+        faulthandler.enable(crash_file)
     writer = Writer()
     cache = Cache(
         Arena(arguments.hot),
@@ -164,7 +168,7 @@ def run(arguments: argparse.Namespace) -> bool:
         daily_writes=arguments.daily_writes,
         warm_reason="" if disk is not None else "turned off in the configuration (warm = 0)",
         wake=writer.wake,
-        corrupted=_end_at_once,
+        corrupted=lambda error: _end_at_once(directory, error),
     )
     service = Service(cache, writer, scrub_rate=arguments.scrub_rate, preload=arguments.preload)
     service.readers.start()
@@ -183,9 +187,11 @@ def run(arguments: argparse.Namespace) -> bool:
     return not owner.failed
 
 
-def _end_at_once(why: str) -> None:
+def _end_at_once(directory: Directory | None, error: Exception) -> None:
     """The file is damaged: the next store checks it first, as this one leaves the mark that it was open."""
-    log.error("the store's file is damaged (%s); it is checked when the store starts again", why)
+    log.error("the store's file is damaged (%s); it is checked when the store starts again", error)
+    if directory is not None and not isinstance(error, CountsError):  # which may lie in its sums: these are made anew
+        directory.note_corruption(str(error))
     os._exit(1)
 
 

@@ -23,13 +23,17 @@ ORDER = b"order"  # policy.order_key || node's key -> nothing; of leaves only: t
 PAYLOADS = b"payloads"  # node's key || piece number, u16 BE -> piece record
 FILES = b"files"  # device, inode, size, mtime -> SHA-256
 PINS = b"pins"  # tree key, of a node or of a part of one -> pins.PinRow
+REPLIES = b"replies"  # namespace || digest of a prompt's text -> a row of replies.py
 FILE_FORMAT = b"2"
 """In META. A file of another one is not opened."""
 
-LARGEST = 1 << 30
+LARGEST = 1 << 40
 """Bytes of a node's state: a record that says more is damaged."""
 
-TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES, PINS)
+TABLES = (META, NAMESPACES, NODES, KEYS, ORDER, PAYLOADS, FILES, PINS, REPLIES)
+
+LATER = frozenset((PINS, REPLIES))
+"""Tables that files made by earlier versions lack."""
 
 decode_record = msgspec.msgpack.Decoder(Record).decode
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .arena import pages
 from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, Pending, Touch
 from .hot import HotNode
+from .removals import Why
 from .shares import Account, Shares
 from .tree import Placed
 
@@ -48,7 +49,8 @@ class WriteBehind:
         self._touches_written = cache.clock()
         self._shrinking = True  # the budget may be smaller than it was
         self._daily_writes = daily_writes
-        self._day_is_over = False  # what may be written in it has been
+        self.day_is_over = False
+        """Whether as much was written today as may be."""
         self._pinned: frozenset[bytes] = frozenset()  # nodes that must stay
         self._shares = Shares()
 
@@ -78,6 +80,7 @@ class WriteBehind:
                     or cache.repairs
                     or registry.new_namespaces
                     or registry.new_hashes
+                    or self._replies_due(now, everything)
                 )
             if not busy:
                 return self._next_write(now)
@@ -91,16 +94,16 @@ class WriteBehind:
     def bound_writes(self, daily_writes: int) -> None:
         """Bytes that may be written in a day from now on; 0: no bound."""
         self._daily_writes = daily_writes
-        if not daily_writes and self._day_is_over:
-            self._day_is_over = False
+        if not daily_writes and self.day_is_over:
+            self.day_is_over = False
             self._cache.requeue()
 
     def _spare_the_disk(self) -> None:
         """Let nothing wait once as much was written today as may be; what was left out waits again the next day."""
         cache = self._cache
         over = self._disk.sums.written.on(cache.wall()) >= self._daily_writes
-        if over != self._day_is_over:
-            self._day_is_over = over
+        if over != self.day_is_over:
+            self.day_is_over = over
             if over:
                 log.warning("cache.daily_writes: %d MiB were written today, no more until tomorrow", _mib(self._disk))
             else:
@@ -136,9 +139,16 @@ class WriteBehind:
             times = [due] if due is not None else []
             if self._cache.touched:
                 times.append(self._touches_written + _TOUCH_SECONDS)
+            memo = self._cache.replies.due_in(now)
+            if memo is not None:
+                times.append(now + memo)
             if self._held_until:
                 times.append(min(self._look_at, self._held_until))
         return max(0.0, min(times) - now) if times else None
+
+    def _replies_due(self, now: float, everything: bool) -> bool:
+        due = self._cache.replies.due_in(now)
+        return due is not None and (everything or due <= 0)
 
     def _take(self, now: float, everything: bool) -> list[HotNode]:
         """The next nodes to store, parents first, pinned until `_written`."""
@@ -172,21 +182,27 @@ class WriteBehind:
     def _write_some(self, batch: list[HotNode], touches: dict[bytes, Touch]) -> bool:
         """One round of everything that changes the disk; False if it failed."""
         gone: list[Placed] = []
+        why: dict[bytes, Why] = {}
         refused: set[HotNode] = set()
         written: dict[bytes, int] = {}
         orphans: Sequence[bytes] = ()
         covered: Sequence[bytes] = ()
         failure: Exception | None = None
+        stale: list[bytes] = []
         try:
             self._repair()
             self._cache.registry.put(self._disk)
+            self._cache.replies.put(self._disk)
             stale = self._stale()
             if self._shrinking:
                 self._pinned = self._cache.pins.protected()
                 shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
+                why = {node.record.key: "smaller" for node in shrunk}
                 self._shrinking = bool(shrunk)
+            others = len(gone)
             refused = self._keep_shares(batch, touches, gone)
+            why |= {node.record.key: "share" for node in gone[others:]}
             need = sum(pages(hot.size) for hot in batch if hot not in refused)
             if need and self._disk.lacks(need) > 0:
                 self._disk.store([], touches)  # so that what was used lately does not go
@@ -208,7 +224,11 @@ class WriteBehind:
             self._evicting.clear()
             self._cache.counters.evicted_warm += len(gone)
             for node in gone:
-                self._cache.evicted.add(node.record.key, node.record.hits)
+                left = node.record.key
+                self._cache.evicted.add(left, node.record.hits)
+                if left not in self._cache.hot.by_key:
+                    reason: Why = "stale" if node.record.namespace in stale else why.get(left, "budget")
+                    self._cache.removals_seen.add((left,), reason)
             self._cache.left_disk([node.record.key for node in gone], drop=False)
             self._cache.left_disk(covered, drop=True)
             self._cache.counters.superseded += len(covered)
@@ -373,7 +393,8 @@ class WriteBehind:
                 gone = [node.record.key for node in nodes]
                 self._cache.repairs.remove(key)
                 self._cache.show((key, *gone))
-                self._cache.left_disk(gone, drop=True)
+                # what was in RAM went when the damage was found: what is there now was computed since
+                self._cache.left_disk(gone, drop=False)
 
 
 def _mib(disk: Disk) -> int:

@@ -143,3 +143,18 @@ def test_a_burst(tmp_path: Path) -> None:
     assert 0.9 < tokens["value"] < 2.0
     assert tokens["bar"] == "<= 1.05"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_streams_and_pythons_share(tmp_path: Path) -> None:
+    what = ["streams", "--counts", "2,4", "--pairs", "1", "--tokens", "32", "--ctx", "2048", "--threads", "2", "--json"]
+    process = bench(tmp_path, *what)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode in (0, 1), err  # 1: a figure misses its bar, as it may on a busy machine
+    rows = {row["what"]: row["value"] for row in json.loads(out)}
+    assert set(rows) == {
+        "decode throughput, 2 streams, tokens/s",
+        "decode throughput, 4 streams, tokens/s",
+        "Python's share of decode, 4 streams",
+    }
+    assert rows["decode throughput, 4 streams, tokens/s"] > 0
+    assert 0 < rows["Python's share of decode, 4 streams"] < 0.5

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -359,6 +360,28 @@ def test_a_full_disk_costs_nobody_an_error(demo_model: Path, tmp_path: Path) -> 
             assert server.stop() == 0
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_damaged_file_costs_nobody_an_error_and_changes_no_answer(server: Server, tmp_path: Path) -> None:
+    question = body("Is the garden gate shut?")
+    cold = ask(server.url, question)
+    settled(server)
+    assert server.stop() == 0
+    file = tmp_path / "cache" / "data.mdb"
+    data = bytearray(file.read_bytes())
+    choose = random.Random(1)
+    tree = [at for at in range(8192, len(data), 4096) if data[at + 10] & 3]
+    for at in (*choose.sample(tree, len(tree) // 3), *choose.sample(range(8192, len(data)), 20)):
+        data[at + choose.randrange(min(4096, len(data) - at))] ^= 1 << choose.randrange(8)
+    file.write_bytes(data)
+    server.start()
+    until = time.monotonic() + 60
+    while True:  # the store may have to be started again
+        answer = ask(server.url, question)
+        assert answer.text == cold.text
+        if answer.timings["cache_n"] > 700:
+            break
+        assert time.monotonic() < until, "what is computed again is not kept"
 
 
 def test_the_closed_store_can_be_listed_and_purged(server: Server, tmp_path: Path) -> None:

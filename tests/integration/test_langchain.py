@@ -69,7 +69,7 @@ class TestChatModel(ChatModelIntegrationTests):
             "temperature": 0.8,
             "seed": 1,
             "logit_bias": {QUOTE: 8, BRACE: 4},
-            "max_tokens": 64,
+            "max_tokens": 128,
             "max_retries": 0,
             "stream_usage": True,
         }
@@ -89,6 +89,10 @@ class TestChatModel(ChatModelIntegrationTests):
     @pytest.mark.xfail(reason=RANDOM)
     def test_bind_runnables_as_tools(self, model: BaseChatModel) -> None:
         super().test_bind_runnables_as_tools(model)
+
+    @pytest.mark.xfail(reason=RANDOM)
+    def test_tool_calling_with_no_arguments(self, model: BaseChatModel) -> None:
+        super().test_tool_calling_with_no_arguments(model)
 
     @pytest.mark.xfail(reason=RANDOM)
     def test_json_mode(self, model: BaseChatModel) -> None:

@@ -44,10 +44,20 @@ def _without_name(body: Any) -> Any:
     return {**body, "model": None} if isinstance(body, dict) and isinstance(body.get("model"), str) else body
 
 
-def _unnamed(send: Callable[..., Any]) -> Callable[..., Any]:
+def _with_defaults(server: Any, path: str, body: Any) -> Any:
+    """Their server takes samplers' defaults as flags; here they are each request's, so they are put there."""
+    if not isinstance(body, dict) or not path.endswith(("completion", "completions", "messages", "infill")):
+        return body
+    defaults: dict[str, Any] = {"temperature": server.temperature, "seed": server.seed}
+    if server.n_predict and not body.keys() & {"n_predict", "max_tokens", "max_completion_tokens"}:
+        defaults["n_predict"] = server.n_predict
+    return {**defaults, **body}
+
+
+def _adapted(send: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(send)
     def call(self: Any, method: str, path: str, data: Any = None, *args: Any, **more: Any) -> Any:
-        return send(self, method, path, _without_name(data), *args, **more)
+        return send(self, method, path, _with_defaults(self, path, _without_name(data)), *args, **more)
 
     return call
 
@@ -57,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     utils: Any = sys.modules["utils"]
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     for name in ("make_request", "make_stream_request"):
-        setattr(utils.ServerProcess, name, _unnamed(getattr(utils.ServerProcess, name)))
+        setattr(utils.ServerProcess, name, _adapted(getattr(utils.ServerProcess, name)))
     _unname_openai()
     listed, used = expected(), set()
     for item in items:

@@ -80,7 +80,7 @@ def settings(given: argparse.Namespace, directory: Path) -> str:
     if given.chat_template_file is not None:
         if not given.chat_template_file.exists():
             refuse(f"no such file: {given.chat_template_file}")
-        model["chat_template"] = str(given.chat_template_file)
+        model["chat_template"] = str(given.chat_template_file.resolve())
     elif given.chat_template and "{" not in given.chat_template:
         refuse(f"llama.cpp's built-in templates are not there: {given.chat_template[:40]}")
     elif given.chat_template:

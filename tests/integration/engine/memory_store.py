@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from homeprefixd.frames import NewNode, PlanNode
+from homeprefixd.frames import NewNode, PlanNode, Recalled, Remember, Traced
 from homeprefixd.prefix.blocks import block_key, common_tokens, namespace_of
+from homeprefixd.prefix.replies import Replies
 
 
 @dataclass
@@ -70,6 +71,7 @@ class MemoryStore:
         self.payloads: dict[bytes, memoryview] = {}
         self.hashes: dict[tuple[int, int, int, int], str] = {}
         self.namespaces: dict[bytes, dict[str, Any]] = {}
+        self.replies = Replies()
         self.owners: dict[bytes, str] = {}  # by node's key
         self.leases = 0
         self.lookups = 0
@@ -148,6 +150,16 @@ class MemoryStore:
 
     def abandon(self, slots: Sequence[Any]) -> None:
         self.abandoned += len(slots)
+
+    def trace(self, namespace: bytes, tokens_le: bytes, timeout: float) -> Traced | None:
+        return None
+
+    def recall(self, namespace: bytes, text: bytes, timeout: float) -> Recalled | None:
+        row = self.replies.recall(namespace, text)
+        return Recalled(0, row.length, row.stretches, row.replies) if row is not None else None
+
+    def remember(self, frame: Remember) -> None:
+        self.replies.remember(frame.namespace, frame.digest, frame.length, frame.tail, frame.stretches, frame.reply)
 
     def file_hash(self, device: int, inode: int, size: int, mtime_ns: int, timeout: float) -> str | None:
         return self.hashes.get((device, inode, size, mtime_ns))

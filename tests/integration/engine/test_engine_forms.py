@@ -7,7 +7,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from tests.integration.engine.form_cases import (
     JSON_GBNF,
     SCHEMAS,
     UNSUPPORTED,
+    I,
+    S,
     obj,
 )
 
@@ -50,14 +52,16 @@ class Forms:
         c = self.constraints
         return answer_grammar(constraint, layout, opened, c.mark, lambda text: translate(text, c.token), {})
 
-    def write(self, grammar: str, seed: int, most: int = 400, begin: str = "") -> str | None:
+    def write(
+        self, grammar: str, seed: int, most: int = 400, begin: str = "", closing: Sequence[int] = ()
+    ) -> str | None:
         """A random reply that begins with `begin`; None if it did not end in `most` tokens.
 
-        Closing characters are liked, so that it ends.
+        Closing characters are liked, and tokens of `closing`, so that it ends.
         """
         mask = self.constraints.compile(grammar, "x")
         chance = random.Random(seed)
-        liked = [self.model.tokenize(text, add_bos=False)[0] for text in '"}],01@.a']
+        liked = [self.model.tokenize(text, add_bos=False)[0] for text in '"}],01@.a'] + list(closing)
         data = begin.encode()
         assert mask._matcher.consume_tokens(self.model.tokenize(begin, add_bos=False)) or not begin
         for count in range(most):
@@ -216,6 +220,58 @@ def test_calls_that_must_be_made_can_be_parsed(forms: Forms, layout: Layout, sin
             jsonschema.validate(json.loads(arguments), schema)
         seen += 1
     assert seen
+
+
+BRACES: list[dict[str, Any]] = [
+    obj({"a": S, "b": {"type": "integer", "minimum": 3, "maximum": 9}, "c": {"type": "boolean"}}, ["b"]),
+    obj({"a": {"type": "string", "minLength": 2, "maxLength": 5}, "b": {"enum": ["x, y", 7, None, ["z"]]}}),
+    obj({"list": {"type": "array", "items": obj({"n": {"type": "number"}}, []), "minItems": 1, "maxItems": 3}}, []),
+    obj({"either": {"anyOf": [{"type": "null"}, {"type": ["integer", "boolean"]}, obj({"k": {"const": True}})]}}),
+    obj(
+        {"node": {"$ref": "#/$defs/node"}},
+        **{"$defs": {"node": obj({"v": I, "next": {"$ref": "#/$defs/node"}}, ["v"])}},
+    ),
+    obj({"sp ace": I, "any": {}}, ["sp ace"]),
+    {"type": "object", "additionalProperties": True},
+]
+
+
+@pytest.mark.parametrize("schema", BRACES, ids=lambda schema: json.dumps(schema)[:60])
+@pytest.mark.parametrize("tokens", [True, False], ids=["marks are tokens", "marks are text"])
+def test_arguments_in_braces_fit_their_schema(forms: Forms, schema: dict[str, Any], tokens: bool) -> None:
+    layout = Layout("gemma_pipe")
+    control = [token for token in range(forms.model.n_vocab) if forms.model.is_control(token)]
+    control = [token for token in control if token not in forms.model.eog]
+    marks = dict(zip(layout.markers, control, strict=False))  # this model's control tokens stand in for Gemma's
+    grammar = calls_grammar(
+        layout,
+        {"set": {"name": "set", "parameters": schema}},
+        True,
+        False,
+        lambda marker: f"<[{marks[marker]}]>" if tokens else forms.constraints.mark(marker),
+    )
+    seen = 0
+    for seed in range(6):
+        text = forms.write(grammar, seed, 600, closing=list(marks.values()) if tokens else ())
+        if text is None:
+            continue
+        for marker, token in marks.items():
+            text = text.replace(forms.model.piece(token, special=True).decode(), marker)
+        parser = ReplyParser(layout, tools=["set"], opened=False, calls=True, parallel=False, new_id=lambda: "id")
+        parts = [parser.feed(text), parser.finish()]
+        assert not "".join(part.text for part in parts), text
+        arguments = json.loads("".join(piece.arguments for part in parts for piece in part.calls))
+        jsonschema.validate(arguments, schema)
+        assert list(arguments) == [name for name in schema.get("properties", arguments) if name in arguments]
+        seen += 1
+    assert seen
+
+
+def test_a_strict_function_in_braces_names_what_cannot_be_kept(forms: Forms) -> None:
+    function = {"name": "set", "parameters": obj({"a": {"type": "string", "pattern": "x+"}}), "strict": True}
+    with pytest.raises(RequestError, match="`pattern`"):
+        calls_grammar(Layout("gemma_call"), {"set": function}, True, False, forms.constraints.mark)
+    calls_grammar(Layout("gemma_call"), {"set": {**function, "strict": False}}, True, False, forms.constraints.mark)
 
 
 @pytest.mark.parametrize(

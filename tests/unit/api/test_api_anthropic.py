@@ -169,7 +169,8 @@ async def test_reasons(
 ) -> None:
     backend.script = [Accepted("", 9), Finished("", reason, "", stop, TIMINGS)]
     reply = await (await client.post(PATH, json=body(stop_sequences=["END"]))).json()
-    assert (reply["stop_reason"], reply["stop_sequence"], reply["content"]) == (told, sequence, [])
+    assert (reply["stop_reason"], reply["stop_sequence"]) == (told, sequence)
+    assert reply["content"] == [{"type": "text", "text": ""}]  # readers look at the first block
     assert backend.asked.stop == ["END"]
     found = await events(client, body())
     assert [event["type"] for event in found] == ["message_start", "ping", "message_delta", "message_stop"]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
-from scripted_backend import MODEL, ScriptedBackend
+from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 
 from homeprefixd.frames import Converted, DescribeTemplate, Embed, Tokenize
 
@@ -18,7 +18,11 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 
 
 @pytest.mark.timeout(200)
-async def test_every_reply_is_as_described(client: TestClient, backend: ScriptedBackend, tmp_path: Path) -> None:
+async def test_every_reply_is_as_described(
+    client: TestClient, backend: ScriptedBackend, admin: MemoryAdmin, tmp_path: Path
+) -> None:
+    admin.exported = b"a prefix"
+
     async def convert(_alias: str, conversion: Any) -> Converted:
         if isinstance(conversion, DescribeTemplate):
             return Converted("", "{{ messages }}", pieces=[b"<s>", b"</s>"])

@@ -8,37 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from homeprefixd.bench.pairs import CHATML, LLAMA, MISTRAL
 from homeprefixd.chat.prompt import PromptBuilder
 from homeprefixd.explain.prompt import Prompt
 from homeprefixd.frames import Message
-
-CHATML = (
-    "{%- if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
-    "# Tools\n\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools><|im_end|>\n"
-    "{%- else %}{% if messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"
-    "{%- endif %}{% for m in messages %}{% if not (loop.first and m.role == 'system') %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endif %}{% endfor %}{{ '<|im_start|>assistant\n' }}"
-)
-"""In the manner of Qwen: tools behind the system message, thoughts kept."""
-
-LLAMA = (
-    "{{ bos_token }}<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
-    "Today Date: {{ strftime_now('%d %b %Y, %H:%M') }}\n\n{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}"
-    "{% endif %}<|eot_id|>{% for m in messages %}{% if m.role != 'system' %}<|start_header_id|>{{ m.role }}<|end_header_id|>"
-    "\n\n{% if tools and loop.index0 == 1 %}Given these functions:\n\n{% for t in tools %}{{ t | tojson(indent=4) }}\n\n"
-    "{% endfor %}{% endif %}{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
-)
-"""In the manner of Llama 3: its own date, tools in the first user message."""
-
-MISTRAL = (
-    "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
-    "{% for m in messages %}{% if m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]"
-    "{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
-)
-"""In the manner of Mistral: all tools in one list of JSON, before everything."""
 
 
 @dataclass

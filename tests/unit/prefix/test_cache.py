@@ -403,6 +403,22 @@ def test_a_block_computed_again_before_the_damaged_one_is_gone_stays(house: Hous
     assert len(house.restore(PROMPT)) == 4
 
 
+def test_a_block_computed_again_is_not_lost_with_the_damaged_one(house: House) -> None:
+    """Nor what follows it, though the same round of writing removes the damaged one and stores the new one."""
+    keys = house.save(PROMPT)
+    house.reopen()
+    assert house.cache.disk is not None
+    with house.cache.disk.table() as table:
+        node = table.place(keys[1])
+        assert node is not None
+    house.cache.damaged(node.tree_key, "a test says so")
+    house.save(PROMPT)
+    house.cache.write(everything=True)
+    assert house.cache.disk.nodes() == len(keys)
+    assert [house.cache.hot.by_key[key].warm for key in keys[1:]] == [True] * len(keys[1:])
+    house.cache.check_integrity()
+
+
 def test_a_failing_disk_is_a_slower_cache(house: House) -> None:
     disk = house.cache.disk
     assert disk is not None

@@ -433,6 +433,52 @@ class TestDamage:
         assert f"set aside as {aside.name}" in said
         assert beginning in aside.read_bytes()
 
+    def test_what_only_a_writer_finds_corrupt(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        """LMDB's list of free pages: no check reads it, and the store must not die of it again and again."""
+        store = start_store(stored)
+        worker = start_worker(store)
+        worker.save([9] * 64, size=400_000)
+        store.flush()
+        assert store.ask(frames.Purge(2, all=True)).nodes == 7  # so that there are free pages
+        assert store.stop()[0] == 0
+        data = bytearray((stored / "data.mdb").read_bytes())
+        meta = max((0, 4096), key=lambda at: int.from_bytes(data[at + 144 : at + 152], "little"))  # by transaction
+        root = int.from_bytes(data[meta + 80 : meta + 88], "little")  # of the free pages' table
+        data[root * 4096 + 10] = 0  # neither a leaf nor a branch
+        (stored / "data.mdb").write_bytes(data)
+        store = start_store(stored)
+        with contextlib.suppress(ConnectionError, AssertionError):  # it may end before it answers
+            start_worker(store).save(PROMPT)
+            store.flush()
+        store.process.wait(10)
+        assert store.stop()[0] == 1
+        store = start_store(stored)
+        worker = start_worker(store)
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        assert store.flush() == 0
+        code, said = store.stop()
+        assert code == 0
+        assert "MDB_CORRUPTED" in said
+        assert len(list(stored.glob("data.mdb.damaged-*"))) == 1
+
+    def test_two_crashes_in_a_row_set_the_file_aside_and_kills_do_not(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        for number in (signal.SIGSEGV, signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV):
+            store = start_store(stored)
+            assert len(start_worker(store).restore(PROMPT)[1]) == 6
+            store.process.send_signal(number)
+            store.process.wait(10)
+        store = start_store(stored)
+        assert start_worker(store).restore(PROMPT) == ([], [])
+        code, said = store.stop()
+        assert code == 0
+        assert "crashed twice in a row" in said
+        assert len(list(stored.glob("data.mdb.damaged-*"))) == 1
+
     @pytest.mark.parametrize("byte", [1, 6], ids=["some", "absurdly many"])
     @pytest.mark.parametrize("table", [b"payloads", b"nodes"])
     def test_page_counts_that_cannot_be(

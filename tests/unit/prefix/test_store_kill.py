@@ -47,6 +47,7 @@ def kill_at_random_moments(start: Start, connect: Connect, directory: Path, mome
     store.greet()
     worker = connect(store)
     kept = worker.save(_KEPT, _SIZE)
+    assert worker.restore(_KEPT)[1] == kept  # so it has arrived
     assert store.ask(frames.Pin(4, prefix=kept[-1].hex()[:16])).error == ""
     assert store.flush() == 0
     wrong: list[BaseException] = []

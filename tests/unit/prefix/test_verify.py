@@ -397,10 +397,12 @@ def survive(sound: Sound, directory: Path, seed: int, aimed: bool, start_store: 
             for prompt in prompts():
                 worker.save(prompt, size=100_000)
                 assert store.process.poll() is None
+            worker.restore(prompts()[-1])  # what was sent before it has arrived
             assert store.flush() == 0
             verified = store.ask(frames.Verify(1, True, 0.0))
             assert not verified.error
             again = store.ask(frames.Verify(2, False, 0.0))
+            counted = {name: count for name, count in store.stats()["counters"].items() if count}
             for prompt in prompts():  # what was removed is computed again, and all is well
                 worker.save(prompt, size=100_000)
                 assert len(worker.restore(prompt)[1]) == 4
@@ -416,9 +418,9 @@ def survive(sound: Sound, directory: Path, seed: int, aimed: bool, start_store: 
             store = start_store(directory)
             continue
         assert code == 0
-        assert again.damaged == 0, (seed, said)
+        assert again.damaged == 0, (seed, said, counted)
         if struck is not None:
-            assert (found, verified.damaged, again.nodes, attempt) == (1, 0, NODES, 0), (seed, said)
+            assert (found, verified.damaged, again.nodes, attempt) == (1, 0, NODES, 0), (seed, said, counted)
             assert "a stored block is damaged" in said
             return "payload"
         return "died" if attempt else "removed" if verified.damaged or found else "nothing"
