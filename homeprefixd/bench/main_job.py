@@ -27,6 +27,7 @@ from .stream import Answer, ask
 
 PREFIX_TOKENS = 2200
 NODES = 100_000
+_COPIES = 6
 
 
 def question(number: int) -> str:
@@ -143,7 +144,8 @@ class MainJob:
             tiers = [a.timings.get("cache_tiers", {}).get(name, 0) for a in answers]
             rates = [a.timings["cache_n"] * per_token / a.timings["restore_ms"] / 1e6 for a in answers]
             restored = median(a.timings["restore_ms"] for a in answers)
-            note = f"{median(tiers):.0f} tokens from {name} in {restored:.1f} ms"
+            copied = plain_copy_ms(int(median(tiers) * per_token))
+            note = f"{median(tiers):.0f} tokens from {name} in {restored:.1f} ms; a plain copy takes {copied:.1f} ms"
             self.report(f"{name} tier to context, GB/s", median(rates), bar, False, note)
 
     def saving(self) -> None:
@@ -222,6 +224,17 @@ class MainJob:
         self.report("daemon RssAnon, MB", daemon / 1e6, 60, True, note)
         self.report("store RssAnon, MB", store / 1e6, 60, True, note)
         self.report("ready, s", median(ready), 1.0, True, "median of 3 starts; /health polled each 20 ms")
+
+
+def plain_copy_ms(size: int) -> float:
+    """What copying so many bytes takes here and now, from memory that no cache of the CPU holds: the median of some."""
+    source, target = memoryview(b"\1" * (_COPIES * size)), memoryview(bytearray(size))
+    times = []
+    for start in range(0, _COPIES * size, size):
+        began = time.perf_counter()
+        target[:] = source[start : start + size]
+        times.append((time.perf_counter() - began) * 1e3)
+    return median(times[1:])
 
 
 def kv_bytes_per_token(server: Server) -> float:
