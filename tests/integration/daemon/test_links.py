@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from homeprefixd.config import AT_ONCE
 from homeprefixd.errors import (
     BusyError,
     ContextOverflowError,
@@ -205,8 +206,8 @@ async def test_a_reader_that_takes_nothing_is_cancelled(house: House, caplog: py
 async def test_too_many_requests_are_refused(house: House) -> None:
     pool = await ready(house.pool())
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(words(pool, f"r{n}", "wait 1")) for n in range(64 + 4)]
-        await until(lambda: pool.status()["workers"][0]["requests"] == 68)
+        tasks = [group.create_task(words(pool, f"r{n}", "wait 1")) for n in range(64 + AT_ONCE)]
+        await until(lambda: pool.status()["workers"][0]["requests"] == 64 + AT_ONCE)
         with pytest.raises(BusyError) as caught:
             pool.generate("fake", say("one-more", "say a"))
         assert caught.value.details["retry_after"] > 0
