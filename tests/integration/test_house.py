@@ -27,6 +27,7 @@ from homeprefixd.api.metrics import STORE, WORKER, with_zeros
 from homeprefixd.bench.household import household_messages
 from homeprefixd.bench.server import Server, free_port, homeprefixd
 from homeprefixd.bench.stream import Answer, ask
+from homeprefixd.config import AT_ONCE
 from tests.processes import alive
 
 FLAGS = ["--ctx", "4096", "--threads", "2"]
@@ -194,7 +195,7 @@ def test_llama_servers_other_routes(server: Server) -> None:
     assert "im_start" in props["chat_template"]
     assert props["eos_token"] == "<|im_end|>"
     assert not any(slot["is_processing"] for slot in server.get("/slots"))
-    assert len(server.get("/slots")) == props["total_slots"] == 4
+    assert len(server.get("/slots")) == props["total_slots"] == AT_ONCE
     with pytest.raises(urllib.error.HTTPError) as caught:
         server.post("/detokenize", {"tokens": [start, 10_000_000]})
     with caught.value as refused:
