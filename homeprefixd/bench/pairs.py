@@ -15,9 +15,11 @@ A file of pairs is JSON: a list of objects like
 as content (`tool_calls`, `reasoning_content` as there), or `text`, a finished prompt. Also `tools`; `template`: chatml
 (the default), llama, mistral, or the text of a jinja template; `now`: the clock of the template, as 2026-11-29T21:15.
 `reply`, of `before`: what was answered, as the model wrote it (thoughts in `<think>`). `cause` is a key of
-`explain.causes.CAUSES` that two prompts can show; `goes_on` where nothing is lost. `place`: a part of the name of the
-section in which `after` leaves `before` (`system message`, `message 3 (user)`, `the tool NAME`, `the template`, `the
-prompt`); left out: any.
+`explain.causes.CAUSES` that two prompts can show; `goes_on` where nothing is lost, also where only what is asked last
+is another. What only the cache or the tokenizer can know (`never_seen`, `too_short`, `evicted`, ...) is never said of
+a pair; `retokenised` is where the template writes a reply's tool calls otherwise than the model did. `place`: a part
+of the name of the section in which `after` leaves `before` (`system message`, `message 3 (user)`, counted from 1 with
+the system message, `the tool NAME`, `the tools`, `the template`, `the prompt`); left out: any.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "retokenised": Cause(
         "a reply whose text makes other tokens than those that were generated",
-        "Nothing can be done in the app: the text is the same.",
+        "Nothing can be done in the app: the text is the same, or the model's template writes tool calls in its own"
+        " way.",
     ),
     "history_truncated": Cause(
         "messages that were cut off the front of the history",

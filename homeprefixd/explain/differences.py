@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,12 @@ _THOUGHT = re.compile(
     r"<think|</think|<\|channel\|>\s*analysis|<reasoning|<thought|\[THINK\]|<seed:think", re.IGNORECASE
 )
 _BLANK = re.compile(r"\s+")
+_BRACKET = re.compile(r"[\[{]")
+_DECODER = json.JSONDecoder()
+_TRIES = 64  # brackets in a reply that begin no JSON: each may cost as much as the rest of the reply is long
 _LONG_LINE = 320  # characters: what changes in a longer one is not "a line"
+_VALUE = 40  # characters of a line that change: what is longer is a text rather than a value
+_SAME_START = 24  # characters: a text of which the beginning was cut off does not begin like the whole
 _FOUND_AGAIN = 64  # characters that must come again for one text to be in another
 
 
@@ -53,7 +58,11 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
     part = after.part_at(place)
     alike = _alike(a[place:], b[place:])
     cause, name, old, new = _why(before, after, a, place, part)
-    if cause == "changed_text" and _is_new_question(before, after, part, alike, len(b) - place):
+    if (
+        cause == "changed_text"
+        and _is_new_question(before, after, part, alike, len(b) - place)
+        and not _something_went(before, part, a, b, place)
+    ):
         return None
     return Difference(
         cause=cause,
@@ -95,7 +104,7 @@ def _why(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
     if _is_blank_only(a, b, place):
         return "white_space", "", None, None
     what = volatile(a, b, place)
-    ordered = _reordered(a, b, place)
+    ordered = _reordered(*_ending_with_part(before, after, a, place, part), place)
     if ordered and (what is None or what.cause in ("counter", "changing_value", "random_id")):
         return ordered, "", None, None
     if after.messages is None or part.kind not in ("message", "system"):
@@ -119,8 +128,11 @@ def _changed(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> W
     short = all(end - start <= _LONG_LINE for start, end in lines)
     if short and len(behind[0]) >= _FOUND_AGAIN and behind[0][:_FOUND_AGAIN] == behind[1][:_FOUND_AGAIN]:
         shown = [text[start:end] for text, (start, end) in zip((a, b), lines, strict=True)]
-        return "changing_value", "", shown[0], shown[1]
+        if _is_value(shown[0], shown[1]):
+            return "changing_value", "", shown[0], shown[1]
     if part.kind == "system" and _comes_again(a, place, b):
+        return "inserted_text", "", None, None
+    if part.kind == "message" and _comes_again(a, place, b[: part.end]):  # one more document before the question
         return "inserted_text", "", None, None
     return "changed_text", "", None, None
 
@@ -156,11 +168,15 @@ def _tools(before: Prompt, after: Prompt, place: int, part: Part) -> Why | None:
         if what is not None and part.kind == "tool":
             return what.cause, "", what.before, what.after
         index = next(i for i, (x, y) in enumerate(zip(plain[0], plain[1], strict=True)) if x != y)
-        return "tools_changed", f"the definition of {names[1][index]}", None, None
+        return "tools_changed", f"the definition of the tool {names[1][index]}", None, None
     gone = [name for name in names[0] if name not in names[1]]
     new = [name for name in names[1] if name not in names[0]]
-    said = "; ".join(filter(None, (f"{', '.join(new)} came" if new else "", f"{', '.join(gone)} went" if gone else "")))
+    said = "; ".join(f"{_named(some)} {verb}" for some, verb in ((new, "came"), (gone, "went")) if some)
     return "tools_changed", said or "the tools", ", ".join(names[0]), ", ".join(names[1])
+
+
+def _named(tools: Sequence[str]) -> str:
+    return f"the tool{'s' if len(tools) > 1 else ''} {', '.join(tools)}"
 
 
 # ------------------------------------------------------------------------------------------------- messages
@@ -181,7 +197,12 @@ def _history(before: Prompt, after: Prompt, place: int, part: Part) -> Why | Non
         if any(_equal(message, new[at]) for message in tail) and (len(new) - at > 1 or at <= 1):
             return "history_truncated", f"message {at + 1} ({new[at].role})", None, None
         content, was = new[at].content or "", old[at].content or ""
-        if len(content) >= _FOUND_AGAIN and len(was) > len(content) and was.endswith(content[-len(content) // 2 :]):
+        if (
+            len(content) >= _FOUND_AGAIN
+            and len(was) > len(content)
+            and was.endswith(content[-len(content) // 2 :])
+            and common_length(was, content) < _SAME_START
+        ):
             return "history_truncated", f"message {at + 1} ({new[at].role})", None, None
     if at == len(old) and at < len(new) and new[at].role == "assistant" and place >= len(before.text):
         reply, sent = before.reply, (new[at].content or "").strip()
@@ -190,6 +211,9 @@ def _history(before: Prompt, after: Prompt, place: int, part: Part) -> Why | Non
             return "thoughts_stripped", f"message {at + 1} (assistant)", None, None
         if sent and sent not in reply and "".join(sent.split()) in "".join(reply.split()):
             return "white_space", f"message {at + 1} (assistant)", None, None
+        rewritten = max(0, place - len(before.text) - 12)  # from where on; a mark may have begun a little before
+        if _same_calls(reply, new[at]) and not _THOUGHT.search(reply[rewritten:]):
+            return "retokenised", f"message {at + 1} (assistant)", None, None
         if thinking:
             return "thoughts_stripped", f"message {at + 1} (assistant)", None, None
         return "history_edited", f"message {at + 1} (assistant)", None, None
@@ -204,6 +228,46 @@ def _history(before: Prompt, after: Prompt, place: int, part: Part) -> Why | Non
 
 def _equal(a: Message, b: Message) -> bool:
     return a.role == b.role and (a.content or "") == (b.content or "") and a.tool_calls == b.tool_calls
+
+
+def _same_calls(reply: str, sent: Message) -> bool:
+    """Does a message say what was replied, with each of its tool calls, however the template writes them?"""
+    if not sent.tool_calls or (sent.content or "").strip() not in reply:
+        return False
+    known: set[str] = set()
+    for value in _json_in(reply):
+        for one in value if isinstance(value, list) else [value]:
+            known.add(canonical(one))
+            if isinstance(one, dict):
+                known.update(canonical(_parsed(one.get(key))) for key in ("arguments", "parameters"))
+    functions = [call.get("function") for call in sent.tool_calls]
+    return all(
+        isinstance(function, dict)
+        and str(function.get("name")) in reply
+        and canonical(_parsed(function.get("arguments"))) in known
+        for function in functions
+    )
+
+
+def _json_in(text: str) -> Iterator[Any]:
+    """The outermost objects and lists that are JSON."""
+    at = failed = 0
+    while failed < _TRIES and (start := _BRACKET.search(text, at)) is not None:
+        at = start.end()
+        try:
+            value, at = _DECODER.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            failed += 1
+            continue
+        yield value
+
+
+def _parsed(value: Any) -> Any:
+    """Arguments of a call, which may be JSON in a string."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 def _thoughts_went(old: Message, new: Message) -> bool:
@@ -233,6 +297,12 @@ def _is_new_question(before: Prompt, after: Prompt, part: Part, alike: int, rest
         first_new = min(len(before.messages or ()), _last_user(after))
         return part.index < 0 or part.index >= min(first_new, _last_user(before))
     return False
+
+
+def _something_went(before: Prompt, part: Part, a: str, b: str, place: int) -> bool:
+    """Does the last message go on with what stands further behind in the other one: is a document left out of it?"""
+    end = before.part_at(place).end
+    return part.kind == "message" and place + _FOUND_AGAIN <= part.end and _comes_again(b, place, a[:end])
 
 
 # ------------------------------------------------------------------------------------------------- texts
@@ -274,6 +344,22 @@ def _line_at(text: str, place: int) -> tuple[int, int]:
     return start, end if end >= 0 else len(text)
 
 
+def _is_value(a: str, b: str) -> bool:
+    """Two lines: do they differ in a value, rather than being two texts? What follows a label may be longer."""
+    head = common_length(a, b)
+    tail = min(common_length(a[::-1], b[::-1]), min(len(a), len(b)) - head)
+    longest = max(len(a), len(b)) - head - tail
+    return longest <= (3 * _VALUE if ":" in a[:head] or "=" in a[:head] else _VALUE)
+
+
+def _ending_with_part(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> tuple[str, str]:
+    """Both texts up to the end of the message that differs: what the template writes there is not of its last line."""
+    old = before.part_at(place)
+    if part.kind not in ("system", "message") or old.kind != part.kind or place > len(before.text):
+        return a, after.text
+    return a[: old.end], after.text[: part.end]
+
+
 def _reordered(a: str, b: str, place: int) -> str:
     """Are it keys, tools or lines that come in another order from `place` on? The cause, or ""."""
     for start in _json_starts(a, place):
@@ -293,8 +379,15 @@ def _reordered(a: str, b: str, place: int) -> str:
         return ""
     if _json_line(heads[0]) is not None and canonical(_json_line(heads[0])) == canonical(_json_line(heads[1])):
         return "keys_reordered"
-    others = [{line.strip().rstrip(",") for line in part} for part in lines]
-    if heads[0].rstrip(",") in others[1] and heads[1].rstrip(",") in others[0]:
+    counts = [Counter(line.strip().rstrip(",") for line in part) for part in lines]
+    often = [[count[head.rstrip(",")] for count in counts] for head in heads]
+    if min(*often[0], *often[1]) < 1:
+        return ""
+    # A line that has only moved is there as often as before; `state: 'on'` that comes a second time is another value,
+    # and so are two states that change places in entries that stay.
+    repeated = max(*often[0], *often[1]) > 1
+    stays = lines[0][1].strip() == lines[1][1].strip()
+    if all(count == other for count, other in often) and not (repeated and stays):
         return "tools_reordered" if _are_tools([_json_line(head) for head in heads]) else "entries_reordered"
     return ""
 

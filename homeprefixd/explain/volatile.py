@@ -11,24 +11,40 @@ from typing import NamedTuple
 _AROUND = 72  # characters to each side that are looked at
 
 _MONTH = (
-    r"(?:jan(?:uary|uar|vier)?|feb(?:ruary|ruar)?|f[eé]v(?:rier)?|mar(?:ch|s)?|m[aä]r(?:z)?|apr(?:il)?|avr(?:il)?|ma[iy]|june?|juni|juin"
-    r"|july?|juli|juillet|aug(?:ust)?|ao[uû]t|sept?(?:ember)?|septembre|o[ck]t(?:ober|obre)?|nov(?:ember|embre)?|de[cz](?:ember)?|d[eé]c(?:embre)?)"
+    r"(?:jan(?:uary|uar|uari|vier)?|feb(?:ruary|ruar|ruari)?|f[eé]v(?:rier)?|mar(?:ch|s|zo)?|m[aä]r(?:z)?|apr(?:il)?|avr(?:il)?"
+    r"|ma[iy]|june?|juni|juin|july?|juli|juillet|aug(?:ust|ustus)?|ao[uû]t|sept?(?:ember)?|septembre|o[ck]t(?:ober|obre)?"
+    r"|nov(?:ember|embre)?|de[cz](?:ember)?|d[eé]c(?:embre)?"
+    r"|enero|febrero|abril|mayo|junio|julio|agosto|sep?tiembre|octubre|noviembre|diciembre"
+    r"|gennaio|febbraio|aprile|maggio|giugno|luglio|settembre|ottobre|novembre|dicembre"
+    r"|janeiro|fevereiro|mar[cç]o|maio|junho|julho|setembro|outubro|novembro|dezembro|maart|mei|marts|maj|augusti"
+    r"|stycznia|lutego|marca|kwietnia|maja|czerwca|lipca|sierpnia|wrze[sś]nia|pa[zź]dziernika|listopada|grudnia)"
 )
 _DAY = (
     r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
     r"|montag|dienstag|mittwoch|donnerstag|freitag|samstag|sonnabend|sonntag|lundi|mardi|mercredi|jeudi|vendredi|samedi|dimanche"
+    r"|lunes|martes|mi[eé]rcoles|jueves|viernes|s[aá]bado|domingo|luned[iì]|marted[iì]|mercoled[iì]|gioved[iì]|venerd[iì]"
+    r"|sabato|domenica|(?:segunda|ter[cç]a|quarta|quinta|sexta)-feira"
+    r"|maandag|dinsdag|woensdag|donderdag|vrijdag|zaterdag|zondag"
+    r"|m[åa]ndag|ti(?:r)?sdag|onsdag|torsdag|fredag|l[öø]rdag|s[öø]ndag"
+    r"|poniedzia[łl]ek|wtorek|[śs]roda|czwartek|pi[ąa]tek|sobota|niedziela"
 )
 _CLOCKS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         r"\d{4}-\d{2}-\d{2}(?:[T _]\d{2}[:.h]?\d{2}(?:[:.]?\d{2}(?:[.,]\d+)?)?)?\s?(?:Z|UTC|[+-]\d{2}:?\d{2})?",
         r"\d{4}/\d{1,2}/\d{1,2}",
+        r"\b\d{4}-W\d{2}(?:-\d)?\b",
         r"\d{1,2}[./]\d{1,2}[./]\d{2,4}",
         r"\d{8}T?\d{4,6}Z?",
         r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[ap]\.?m\.?)?",
         r"\d{1,2}\s?(?:[ap]\.?m\.?|o'clock|uhr)\b",
         rf"\b{_MONTH}\.?\s+\d{{1,2}}(?:st|nd|rd|th)?,?(?:\s+\d{{4}})?\b",
-        rf"\b\d{{1,2}}(?:st|nd|rd|th)?\.?\s+(?:of\s+)?{_MONTH}\.?,?(?:\s+\d{{4}})?\b",
+        r"\b\d{1,2}\s?h\s?\d{2}\b",  # 7 h 42, as in French; `3 h` alone is how long something takes
+        r"\b(?:il est|à|vers)\s\d{1,2}\s?h(?:eures?)?\b",
+        r"(?:\d{2,4}\s?[年년]\s?)?\d{1,2}\s?[月월]\s?\d{1,2}\s?[日일]",
+        r"\d{1,2}\s?(?:[時时시](?:\s?\d{1,2}\s?[分분])?|点\s?\d{1,2}\s?分)",
+        r"[月火水木金土日]曜日?|[월화수목금토일]요일|(?:星期|周|週)[一二三四五六日天]",
+        rf"\b\d{{1,2}}(?:st|nd|rd|th|er|º)?\.?\s+(?:of\s+|de\s+)?{_MONTH}\.?,?(?:\s+(?:de\s+)?\d{{4}})?\b",
         rf"\b{_MONTH}\.?\s+\d{{4}}\b",
         rf"\b(?:{_DAY})\b",
         rf"\b{_MONTH}\b",
@@ -50,13 +66,14 @@ _ID_WORD = re.compile(
     r"\b(?:id|uuid|guid|nonce|token|session|trace|correlation|seed|hash|salt|cch)\b\W*[\w-]*$", re.IGNORECASE
 )
 _CLOCK_WORD = re.compile(
-    r"\b(?:time|date|clock|today|now|timestamp|year|hour|minute|day|week|month|epoch|datum|uhrzeit|heute|zeit|jahr)s?\b",
+    r"\b(?:time|date|clock|today|now|timestamp|year|hour|minute|day|week|month|epoch|datum|uhrzeit|heute|zeit|jahr"
+    r"|heure|jour|aujourd'hui|hora|fecha|hoy|ora|oggi|hoje|tijd|vandaag)s?\b",
     re.I,
 )
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
 _UNIT = re.compile(
     r"\s?(?:°|%|degrees?|grad\b|celsius|fahrenheit|k?wh?\b|lux\b|lx\b|hpa\b|mbar\b|bar\b|km/?h\b|m/s\b|mph\b|ppm\b"
-    r"|db\b|v\b|a\b|hz\b|mm\b|cm\b|µg|eur\b|€|\$|gb\b|mb\b|gib\b|mib\b|c\b|f\b)",
+    r"|db\b|v\b|a\b|hz\b|mm\b|cm\b|µg|eur\b|h\b|min\b|€|\$|gb\b|mb\b|gib\b|mib\b|c\b|f\b)",
     re.I,
 )
 _BILLING = re.compile(r"billing|cc_version=|\bcch=", re.I)
