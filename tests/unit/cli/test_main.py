@@ -40,7 +40,10 @@ def test_help_is_quick() -> None:
 def test_version_and_no_arguments(command: Command) -> None:
     assert command("--version").out == f"homeprefixd {__version__}\n"
     assert command().out == command("--help").out
-    assert command("config").out == command("config", "--help").out
+    for group in ("config", "model", "bench"):
+        alone = command(group)
+        assert (alone.code, alone.err) == (0, "")
+        assert alone.out == command(group, "--help").out
 
 
 @pytest.mark.parametrize(
@@ -93,12 +96,13 @@ def test_errors_of_every_kind(command: Command, monkeypatch: pytest.MonkeyPatch)
         command("fails", "bug")
 
 
+@pytest.mark.parametrize("arguments", [["config", "show"], ["--help"], ["--version"], ["ls", "--help"], ["bench"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_leaves_is_no_error(unbuffered: str) -> None:
+def test_a_reader_that_leaves_is_no_error(unbuffered: str, arguments: list[str]) -> None:
     """Like `homeprefixd config show | head -1`, with the reader gone before the first byte."""
     reader, writer = os.pipe()
     os.close(reader)
-    argv = [sys.executable, "-m", "homeprefixd", "config", "show"]
+    argv = [sys.executable, "-m", "homeprefixd", *arguments]
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     try:
         done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, check=False)
