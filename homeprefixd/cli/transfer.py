@@ -60,7 +60,7 @@ def export(
     FILE names the prompt, as for `warm`; with the daemon stopped it is named by --prefix. The file holds the prompt's
     content in a form that can be read back.
     """
-    body = body_of(request_file, text, model)
+    body = body_of(request_file, text, model, or_id=True)
     if names_of(body, prefix, request_id) != 1:
         raise click.UsageError("name one prefix: by FILE, --text, --prefix or --request", click.get_current_context())
     if target == "-" and as_json:
