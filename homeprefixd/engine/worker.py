@@ -348,7 +348,12 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     engine = Engine(model, places, settings, emit, counters, saver, restorer, adapters, replay)
     rules = load.stable or NO_RULES
     template = _template(load, model.chat_template)
-    prompts = PromptBuilder(template, model.bos_text, model.eos_text, load.template_timeout, now=stable.clock(rules))
+    try:
+        prompts = PromptBuilder(
+            template, model.bos_text, model.eos_text, load.template_timeout, now=stable.clock(rules)
+        )
+    except ModelError as error:
+        raise ModelError(f"{path}: {error.message}", code=error.code) from error
     shaper = Shaper(model, prompts.layout, Constraints(model, Probe()))
     intake = Intake(
         model,

@@ -417,8 +417,11 @@ class Cache:
         """Models and API keys that have a share of the budget of disk."""
         return self._behind.accounts() if self._behind is not None else []
 
-    def left_disk(self, keys: Sequence[bytes], *, drop: bool) -> None:
-        """Nodes are not on disk any more. `drop`: nor shall those copies of them stay that are in RAM."""
+    def left_disk(self, keys: Sequence[bytes], *, drop: bool, hidden_before: bool = False) -> None:
+        """Nodes are not on disk any more. `drop`: nor shall those copies of them stay that are in RAM.
+
+        `hidden_before`: they went from RAM when they were hidden; what is being written was computed since, and stays.
+        """
         self.removals += bool(keys)
         for key in keys:
             self.touched.pop(key, None)
@@ -426,7 +429,7 @@ class Cache:
             if hot is None:
                 for below in self.hot.subtree(key):  # it was their way from the root
                     self.forget_hot(below)
-            elif drop and (hot.warm or hot in self.writing):
+            elif drop and (hot.warm or (hot in self.writing and not hidden_before)):
                 self.forget_hot_subtree(key)
             else:
                 hot.warm = False
@@ -494,7 +497,7 @@ class Cache:
         self.judge(error)
 
     def judge(self, error: Exception) -> None:
-        """Say so if an error means that the file is damaged."""
+        """Say so if an error means that the file is damaged, or gone."""
         if is_corruption(error):
             self._corrupted(error)
 

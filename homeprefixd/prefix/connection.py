@@ -124,7 +124,8 @@ class Connection:
                 self._answer(frame)
         except ChannelClosedError as error:
             log.debug("%s: %s", self._name, error)
-        except Exception:
+        except Exception as error:
+            self._cache.judge(error)
             self.failed = True
             log.exception("%s: a frame could not be answered", self._name)
         finally:

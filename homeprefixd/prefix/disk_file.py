@@ -75,6 +75,10 @@ class CountsError(DiskTroubleError):
     """What the file says of its own size cannot be: its pages are damaged."""
 
 
+class GoneError(DiskTroubleError):
+    """The file that is open is no longer the one at its path."""
+
+
 class UnreadableError(Exception):
     """The file is damaged, or of another format."""
 
@@ -230,8 +234,8 @@ class DiskFile:
             )
 
     def _open(self) -> Any:
-        """LMDB's environment. Raises lmdb.Error."""
-        return lmdb.open(
+        """LMDB's environment. Raises lmdb.Error, OSError."""
+        opened = lmdb.open(
             str(self._file.parent),
             map_size=self._map_size,
             mode=0o600,
@@ -243,6 +247,20 @@ class DiskFile:
             readonly=self.read_only,
             lock=not self.read_only,  # the directory's owner is alone anyway
         )
+        self._inode = self._file.stat().st_ino
+        return opened
+
+    def check_place(self) -> None:
+        """*Writer.* Raises GoneError if somebody has removed the file or put another in its place."""
+        try:
+            there = self._file.stat().st_ino
+        except FileNotFoundError:
+            raise GoneError(f"{self._file} was removed while it was open") from None
+        except OSError as error:
+            log.warning("%s: %s", self._file, error.strerror or error)
+            return
+        if there != self._inode:
+            raise GoneError(f"{self._file} was replaced by another file while it was open")
 
     def _open_tables(self) -> dict[bytes, Any]:
         create = not self.read_only
@@ -409,9 +427,29 @@ def _description(text: bytes) -> dict[str, Any]:
 
 
 def is_corruption(error: BaseException) -> bool:
-    """Whether an error means that the file's own structure is damaged, so that it must be checked and set aside."""
-    kinds = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError, CountsError)
+    """Whether an error means that the file's own structure is damaged, so that it must be checked and set aside.
+
+    A damaged page can show as a transaction that LMDB has given up, by whatever call comes next.
+    """
+    kinds = (
+        lmdb.CorruptedError,
+        lmdb.PageNotFoundError,
+        lmdb.PanicError,
+        lmdb.InvalidError,
+        lmdb.BadTxnError,
+        CountsError,
+        GoneError,
+    )
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
+
+
+def is_certain(error: BaseException) -> bool:
+    """Whether such an error says that the file is damaged even where its check finds nothing.
+
+    Counts may be wrong in its own sums, which are made anew; a transaction is given up for less than damage, too.
+    """
+    doubtful = (CountsError, GoneError, lmdb.BadTxnError)
+    return not isinstance(error, doubtful) and not isinstance(error.__cause__, doubtful)
 
 
 def piece_key(key: bytes, number: int) -> bytes:

@@ -154,7 +154,8 @@ class Loading:
         with cache.lock:
             del cache.loading[key]
             cache.loaded.notify_all()
-            if record is not None and removals != cache.removals and not cache.is_stored(place):
+            gone = key in cache.hidden or (removals != cache.removals and not cache.is_stored(place))
+            if record is not None and gone:
                 record, reason = None, "removed"
             if record is None:
                 cache.arena.free(offset, size, cache.clock())

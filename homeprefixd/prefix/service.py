@@ -29,7 +29,7 @@ from .cache import Cache
 from .connection import Connection
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, OtherFormatError, UnreadableError
-from .disk_file import CountsError
+from .disk_file import GoneError, is_certain
 from .memory_pressure import Relief
 from .policy import Worth
 from .preloading import Preloader
@@ -189,9 +189,12 @@ def run(arguments: argparse.Namespace) -> bool:
 
 def _end_at_once(directory: Directory | None, error: Exception) -> None:
     """The file is damaged: the next store checks it first, as this one leaves the mark that it was open."""
-    log.error("the store's file is damaged (%s); it is checked when the store starts again", error)
-    if directory is not None and not isinstance(error, CountsError):  # which may lie in its sums: these are made anew
-        directory.note_corruption(str(error))
+    if isinstance(error, GoneError):
+        log.error("%s; what was stored in it is lost, and a new store is begun", error)
+    else:
+        log.error("the store's file is damaged (%s); it is checked when the store starts again", error)
+        if directory is not None and is_certain(error):
+            directory.note_corruption(str(error))
     os._exit(1)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from .cache import BlockLostError, Cache, Lease
 from .codec import Decoder
+from .disk_file import GoneError
 from .loading import NoRoomYetError
 
 _NICE = 5
@@ -234,5 +235,10 @@ def _keep_house(cache: Cache) -> None:
     while more:
         with cache.lock:
             more = cache.arena.give_back(before, min(_PREPARED, cache.arena.limit // 8))
+    if cache.disk is not None:
+        try:
+            cache.disk.check_place()
+        except GoneError as error:
+            cache.judge(error)
     if log.isEnabledFor(logging.DEBUG):
         cache.check_integrity()

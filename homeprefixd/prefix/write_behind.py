@@ -393,8 +393,7 @@ class WriteBehind:
                 gone = [node.record.key for node in nodes]
                 self._cache.repairs.remove(key)
                 self._cache.show((key, *gone))
-                # what was in RAM went when the damage was found: what is there now was computed since
-                self._cache.left_disk(gone, drop=False)
+                self._cache.left_disk(gone, drop=True, hidden_before=True)
 
 
 def _mib(disk: Disk) -> int:

@@ -419,6 +419,22 @@ def test_a_block_computed_again_is_not_lost_with_the_damaged_one(house: House) -
     house.cache.check_integrity()
 
 
+def test_what_is_about_to_be_removed_does_not_come_back_into_ram(house: House) -> None:
+    """What lies behind a damaged block is whole, and may be asked for by a reader that does not know yet."""
+    keys = house.save(PROMPT)
+    house.reopen()
+    lease = house.session.lookup(house.namespace, to_le(PROMPT), limit=len(PROMPT))
+    assert house.cache.damaged(lease.places[1], "a test says so") == len(keys) - 1
+    with pytest.raises(BlockLostError, match="removed"):
+        house.cache.load(lease, 2, house.decoder)
+    house.session.release(lease)
+    house.save(PROMPT)
+    house.cache.write(everything=True)
+    assert house.cache.disk is not None
+    assert house.cache.disk.nodes() == len(keys)
+    house.cache.check_integrity()
+
+
 def test_a_failing_disk_is_a_slower_cache(house: House) -> None:
     disk = house.cache.disk
     assert disk is not None

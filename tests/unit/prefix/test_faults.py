@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 import threading
 from collections.abc import Callable
 from typing import cast
@@ -13,6 +15,8 @@ from prefix_testing import MIB, House, payload_of
 
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.cache import BlockLostError
+from homeprefixd.prefix.directory import DATA
+from homeprefixd.prefix.disk_file import GoneError
 
 SIZE = 400_000
 PROMPT = [*range(64), *range(64, 128), *range(128, 192)]
@@ -171,3 +175,31 @@ class TestFullDisk:
         assert disk.used() > 18 * MIB
         assert sum(house.known([50_000 + n] * 64) == 64 for n in range(100)) == 100
         house.cache.check_integrity()
+
+
+class TestPlace:
+    """Somebody removes the directory, or puts a backup in the file's place, while the store has it open."""
+
+    @pytest.mark.parametrize("change", ["removed", "replaced", "directory removed"])
+    def test_a_file_that_is_not_the_one_at_its_path_is_found(self, house: House, change: str) -> None:
+        house.save(PROMPT, SIZE)
+        house.cache.write(everything=True)
+        disk = house.cache.disk
+        assert disk is not None
+        disk.check_place()
+        if change == "directory removed":
+            shutil.rmtree(house.directory)
+        elif change == "removed":
+            (house.directory / DATA).unlink()
+        else:
+            shutil.copy(house.directory / DATA, house.directory / "copy")
+            os.replace(house.directory / "copy", house.directory / DATA)
+        with pytest.raises(GoneError, match=change.split()[-1]):
+            disk.check_place()
+
+    def test_compaction_is_no_replacement(self, house: House) -> None:
+        on_disk_only(house)
+        disk = house.cache.disk
+        assert disk is not None
+        disk.compact()
+        disk.check_place()

@@ -433,6 +433,48 @@ class TestDamage:
         assert f"set aside as {aside.name}" in said
         assert beginning in aside.read_bytes()
 
+    def test_a_file_overwritten_while_it_is_open(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        """Whatever LMDB says of pages that were pages a moment ago, the store ends at once, and not by an accident."""
+        store = start_store(stored)
+        worker = start_worker(store)
+        assert len(worker.restore(PROMPT)[1]) == -(-len(PROMPT) // 64)
+        with (stored / "data.mdb").open("r+b") as file:
+            file.seek(4 * 4096)
+            file.write(bytes((stored / "data.mdb").stat().st_size - 4 * 4096))
+        with contextlib.suppress(ConnectionError, AssertionError):
+            worker.restore([7] * 128)
+            store.stats()
+        store.process.wait(10)
+        code, said = store.stop()
+        assert code == 1
+        assert "Traceback" not in said
+        assert said.count("the store's file is damaged") == 1
+        store = start_store(stored)
+        worker = start_worker(store)
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        assert store.stop()[0] == 0
+        assert len(list(stored.glob("data.mdb.damaged-*"))) == 1
+
+    def test_a_directory_removed_while_it_is_open(
+        self, stored: Path, start_store: StartStore, start_worker: StartWorker
+    ) -> None:
+        store = start_store(stored)
+        assert store.stats()["warm"]["state"] == "ok"  # it is open
+        shutil.rmtree(stored)
+        store.process.wait(20)  # it looks every ten seconds
+        code, said = store.stop()
+        assert code == 1
+        assert f"{stored / 'data.mdb'} was removed while it was open; what was stored in it is lost" in said
+        store = start_store(stored)
+        worker = start_worker(store)
+        keys = worker.save(PROMPT)
+        assert worker.restore(PROMPT)[1] == keys
+        assert store.stop()[0] == 0
+        assert (stored / "data.mdb").exists()
+
     def test_what_only_a_writer_finds_corrupt(
         self, stored: Path, start_store: StartStore, start_worker: StartWorker
     ) -> None:
