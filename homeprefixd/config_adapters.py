@@ -57,6 +57,8 @@ def _adapter(given: dict[str, Any]) -> dict[str, Any]:
     one = {**given, "id": str(given["id"])}
     if len(one["id"]) > _MAX_ID or any(char.isspace() or not char.isprintable() for char in one["id"]):
         raise AdaptersError(f"id {one['id'][:100]!r}: allowed are up to {_MAX_ID} characters without spaces")
+    if not one.get("alias", "").isprintable():
+        raise AdaptersError(f"alias {one['alias'][:100]!r} of {one['id']}: control characters are not allowed")
     if "\0" in one["path"]:
         raise AdaptersError("a path cannot have NUL in it")
     scale = float(one.get("scale", 1.0))

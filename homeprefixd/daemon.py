@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from . import listen, machine
-from .api.keyring import KeyRing, keys_file, secret_in
+from .api.keyring import KeyRing, ring_of, secret_in
 from .config import CacheConfig, Config, ModelsConfig, RecordsConfig, ServerConfig
 from .config_sources import OWNER_FD, cache_directory
 from .errors import ConfigError, StoreError
@@ -305,10 +305,8 @@ class Daemon:
         self._say(DaemonState("starting", "starting"))
         catalog = Catalog.from_config(config.model, config.models)
         self._directory = directory = cache_directory(config.cache.dir, self._environ)
-        keys = keys_file(config.server.keys_file, self._environ.get("CREDENTIALS_DIRECTORY"))
-        self._keys = KeyRing(keys, lambda: secret_in(directory))
-        if config.server.keys_file and not self._keys:
-            raise ConfigError(f"{keys}: has no [[key]]; see server.keys_file in the README")
+        credentials = self._environ.get("CREDENTIALS_DIRECTORY")
+        self._keys = ring_of(config.server.keys_file, credentials, lambda: secret_in(directory))
         self._tls = listen.tls(config.server)
         self._sockets = self._systemd.take_sockets() or listen.bind(config.server)
         listen.check_exposure(self._sockets, config.server, has_keys=bool(self._keys))

@@ -33,6 +33,11 @@ def bind(config: ServerConfig) -> list[socket.socket]:
     return sockets
 
 
+def check_host(host: str) -> None:
+    """Raises ConfigError if `host` cannot be listened on, whatever the port."""
+    close(_bind(host, 0))
+
+
 def _bind(host: str, port: int) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

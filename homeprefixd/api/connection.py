@@ -8,9 +8,10 @@ cut off, and when there are too many, those that wait for nothing go first.
 A client may say that it sends no more (`shutdown(SHUT_WR)`, as `nc -N` does) and wait for its reply. To us that is the
 same packet as that of a client that has left: only what we send shows the difference, for the machine of the one that
 left answers it with a reset. So when the end comes while a request is being answered, something is sent that no reply
-is changed by: a comment in a stream, `100 Continue` before any other reply, which HTTP/1.1 clients must skip. Until the
-reply is written the kernel is watched for the reset. HTTP/1.0 has nothing that could be sent before a reply, so there
-a client that ends its half has left, unless its reply is a stream or comes at once.
+is changed by: a comment in a stream that has begun; before it, and before any other reply, the first letters of the
+reply itself, one at a time, which are the same whatever it will say (`HTTP/1.1 `). Until the reply is written the
+kernel is watched for the reset. When all these letters are sent, the kernel asks on its own (keep-alive), and gets the
+reset about a minute after the client has left.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import logging
 import resource
 import select
 import socket
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -51,12 +52,47 @@ PATIENCE = 30.0
 MAX_CONNECTIONS = 1024
 """Open ones, where the system allows so many descriptors."""
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+KEEP_ALIVE = 10
+"""Seconds between the kernel's questions to a client that has ended its half."""
+
 _MAX_MESSAGE = 300  # letters of aiohttp's words about broken HTTP
 
 _SPARE_DESCRIPTORS = 48  # for everything else that the daemon opens
 
 logger = logging.getLogger(__name__)
+
+
+class BegunReply:
+    """In a transport's place while the first letters of the next reply are sent ahead of it, as signs of life.
+
+    `head`: those that it begins with whatever it says. `end`: puts the transport back; called by the first write, which
+    sends what is left.
+    """
+
+    def __init__(self, transport: asyncio.Transport, head: bytes, end: Callable[[], None]) -> None:
+        self._transport = transport
+        self._head = head
+        self._end = end
+        self._sent = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def sign(self) -> None:
+        """Send the next letter, if one is left."""
+        self._transport.write(self._head[self._sent : self._sent + 1])
+        self._sent = min(self._sent + 1, len(self._head))
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._end()
+        if bytes(data[: self._sent]) == self._head[: self._sent]:
+            self._transport.write(data[self._sent :])
+        else:
+            logger.error("a reply does not begin with %r: its connection is cut off", self._head)
+            self._transport.abort()
+
+    def writelines(self, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(pieces))
 
 
 class Crowd:
@@ -92,8 +128,8 @@ class Connection(web.RequestHandler):
     """
 
     __slots__ = (
-        "_asked", "_crowd", "_half_open", "_patience", "_pause", "_received", "_request", "_seen", "_timer", "_watch",
-        "probe",
+        "_asked", "_begun", "_crowd", "_half_open", "_patience", "_pause", "_received", "_request", "_seen", "_timer",
+        "_watch", "probe",
     )  # fmt: skip
 
     def __init__(self, manager: web.Server, crowd: Crowd, **options: Any) -> None:
@@ -106,6 +142,7 @@ class Connection(web.RequestHandler):
         self.probe: Callable[[], bool] | None = None
         self._half_open = False
         self._pause = PROBE_FIRST  # s until the next sign of life
+        self._begun: BegunReply | None = None  # what stands in the transport's place
         self._request: web.Request | None = None  # that is being answered
         self._received = -1  # bytes of its body at the last look
         self._timer: asyncio.TimerHandle | None = None
@@ -220,13 +257,23 @@ class Connection(web.RequestHandler):
                 self._look_in(SETTLE)
         elif self.probe is not None and self.probe():
             self._wait_for_reset(transport)
-        elif request.version >= (1, 1):
-            transport.write(_CONTINUE)
-            self._wait_for_reset(transport)
-        elif self.probe is not None:
-            self._look_in(SETTLE)
         else:
-            transport.abort()
+            if request.writer.output_size == 0:  # else what is being written is a sign of its own
+                self._begin_reply(transport, request)
+            self._wait_for_reset(transport)
+
+    def _begin_reply(self, transport: asyncio.Transport, request: web.Request) -> None:
+        """Send one more letter of it."""
+        if self._begun is None:
+
+            def end() -> None:
+                self._begun = None
+                if self.transport is not None:
+                    self.transport = transport
+
+            self._begun = BegunReply(transport, b"HTTP/%d.%d " % request.version, end)
+            self.transport = cast(asyncio.Transport, self._begun)
+        self._begun.sign()
 
     def _wait_for_reset(self, transport: asyncio.Transport) -> None:
         """asyncio does not look at a connection that it neither reads nor writes."""
@@ -237,6 +284,9 @@ class Connection(web.RequestHandler):
             return
         with contextlib.suppress(OSError):  # a Unix socket
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, PROBE_TIMEOUT_MS)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+                sock.setsockopt(socket.IPPROTO_TCP, option, KEEP_ALIVE)
         self._watch = select.epoll()
         self._watch.register(sock.fileno(), 0)  # a reset and errors are always told
         asyncio.get_running_loop().add_reader(self._watch.fileno(), self._reset)

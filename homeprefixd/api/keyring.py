@@ -223,6 +223,15 @@ def secret_in(directory: Path) -> bytes:
     return made
 
 
+def ring_of(configured: str, credentials: str | None, secret: Callable[[], bytes]) -> KeyRing:
+    """The keys of `keys_file`; a file that is named must have some. Raises ConfigError."""
+    file = keys_file(configured, credentials)
+    ring = KeyRing(file, secret)
+    if configured and not ring:
+        raise ConfigError(f"{file}: has no [[key]]; see server.keys_file in the README")
+    return ring
+
+
 def keys_file(configured: str, credentials: str | None) -> Path | None:
     """Where the keys are: as configured, else systemd's credential; None for nowhere.
 

@@ -18,9 +18,12 @@ from .settings import json_flag, setting_flags
 _LEAST_STORE = 64 << 20  # bytes: less holds too few blocks of the demo model
 
 
-@click.group()
-def bench() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def bench(context: click.Context) -> None:
     """Measure a household at once, and what the cache promises."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 for _command in (run, burst, streams, interrupt, explain):

@@ -15,7 +15,7 @@ import click
 from ..config_sources import cache_directory
 from ..errors import HomeprefixdError, NotFoundError, UnavailableError
 from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
-from .reach import api_key, call, reach, remember, running_daemon
+from .reach import api_key, call, check_url, reach, remember, running_daemon
 from .settings import json_flag, load_settings, setting_flags
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -25,9 +25,20 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 def cache_flags(function: Decorated) -> Decorated:
     """Decorator: which cache is meant, and how the result is printed."""
-    function = json_flag(setting_flags("--cache-dir")(function))
-    which = click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")
-    return key_flag(which(function))
+    return key_flag(url_flag(json_flag(setting_flags("--cache-dir")(function))))
+
+
+def url_flag(function: Decorated) -> Decorated:
+    """Decorator: a daemon by its address."""
+
+    def checked(_context: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+        if given is not None:
+            check_url(given)
+        return given
+
+    return click.option(
+        "--url", metavar="URL", callback=checked, help="A daemon to ask.  [default: the one on the cache directory]"
+    )(function)
 
 
 def key_flag(function: Decorated) -> Decorated:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from ..config import ServerConfig
 from ..config_sources import cache_directory
 from ..errors import ConfigError, ModelError
 from .output import Column, Output, counted
@@ -77,6 +78,7 @@ def check(as_json: bool, **given: str | None) -> None:
     for spec in catalog.specs:
         if spec.problem and not spec.found:
             raise ModelError(spec.problem)
+    _check_server(loaded.config.server)
     output = Output(as_json)
     file = None if loaded.file is None else str(loaded.file)
     count = sum(origin.kind != "default" for origin in loaded.origins.values())
@@ -85,6 +87,16 @@ def check(as_json: bool, **given: str | None) -> None:
     else:
         given_text = counted(count, "setting")
         output.line(f"ok: {file or 'no configuration file'}, {given_text} given, the others are defaults")
+
+
+def _check_server(server: ServerConfig) -> None:
+    """What `serve` finds out when it looks at what is named. Raises ConfigError."""
+    from ..api.keyring import ring_of
+    from ..listen import check_host, tls
+
+    ring_of(server.keys_file, os.environ.get("CREDENTIALS_DIRECTORY"), bytes)  # a secret is for requests only
+    tls(server)
+    check_host(server.host)
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ Starting up is cheap on purpose: commands import the rooms that they use when th
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,12 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **more)  # prints --help and --version
+        except BrokenPipeError as error:
+            raise ReaderLeftError from error
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -155,7 +162,15 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  # for as long as the process lives
 
 
+def _let_everything_be_printed() -> None:
+    """What an encoding lacks (of ASCII or Latin-1: an ellipsis, a bar, a prompt's letters) is printed as `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Entry point of the console script."""
     _open_standard_streams()
+    _let_everything_be_printed()
     sys.exit(run(sys.argv[1:]))

@@ -11,7 +11,7 @@ import click
 
 from ..config_sources import cache_directory
 from ..errors import ConfigError, NotFoundError
-from .cache import daemon_of, key_flag
+from .cache import daemon_of, key_flag, url_flag
 from .output import Column, Output, counted, printable, seconds_text, size_text
 from .reach import call, running_daemon
 from .settings import json_flag, load_settings, setting_flags
@@ -32,10 +32,7 @@ def model(context: click.Context) -> None:
 
 def daemon_flags(function: Decorated) -> Decorated:
     """Decorator: which daemon is meant, and how the result is printed."""
-    function = key_flag(json_flag(setting_flags("--cache-dir")(function)))
-    return click.option("--url", metavar="URL", help="A daemon to ask.  [default: the one on the cache directory]")(
-        function
-    )
+    return url_flag(key_flag(json_flag(setting_flags("--cache-dir")(function))))
 
 
 def _details(url: str) -> list[dict[str, Any]]:
@@ -158,11 +155,12 @@ def show(name: str, url: str | None, as_json: bool, **given: str | None) -> None
         content = adapter["problem"] or f"sha256 {adapter['sha256'] or 'not known yet'}"
         usual = ", used where a request names none" if adapter["default"] else ""
         rows.append((f"adapter {adapter['id']}", f"{adapter['path']} at {adapter['scale']:g}{usual}: {content}"))
-    rows += [(f"namespace {key}", text) for key, text in flat(one["namespace"])]
+    namespace = one.get("namespace") or {}
+    rows += [(f"namespace {key}", text) for key, text in flat(namespace)]
     output.table([Column("what"), Column("value", flexible=True)], rows)
-    if not one["namespace"]:
+    if not namespace:
         output.line("its namespace is known when it is loaded and its file has been read once")
-    for line in one["mismatch"]:
+    for line in one.get("mismatch", []):
         output.line(printable(f"not usable: {line}"))
 
 

@@ -40,8 +40,13 @@ class Output:
         self.terminal = self.stream.isatty()
 
     def document(self, value: Any) -> None:
-        """One JSON document, indented."""
-        self.line(json.dumps(value, indent=2, ensure_ascii=False))
+        """One JSON document, indented; with ASCII escapes where the stream's encoding lacks a letter."""
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        try:
+            text.encode(self.stream.encoding or "utf-8")
+        except UnicodeEncodeError:
+            text = json.dumps(value, indent=2)
+        self.line(text)
 
     def line(self, text: str = "") -> None:
         """One line of text, at once."""

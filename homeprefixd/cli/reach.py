@@ -31,6 +31,7 @@ from ..errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from .answers import is_always_there, lack
 
 if TYPE_CHECKING:
     from ..frames import Transferred
@@ -60,7 +61,7 @@ class Door:
     def opener(self, url: str) -> urllib.request.OpenerDirector:
         """Without proxies: the daemon is at home."""
         plain = urllib.request.ProxyHandler({})
-        if not url.startswith("https:"):
+        if not url.lower().startswith("https:"):
             return urllib.request.build_opener(plain)
         context = ssl.create_default_context(cafile=self.certificate or None)
         if self.certificate:
@@ -84,6 +85,15 @@ def api_key(file: str | None, environ: Mapping[str, str]) -> str:
     if not key.isascii() or not key.isprintable():
         raise ConfigError(f"{source}: an API key has ASCII letters only")
     return key
+
+
+def check_url(url: str) -> None:
+    """Only what a daemon can be asked by: no `file://`. Raises ConfigError."""
+    scheme, separator, _rest = url.partition("://")
+    if separator and scheme.lower() not in ("http", "https"):
+        raise ConfigError(
+            f"--url cannot be {url!r}; allowed: an address such as 127.0.0.1:8080, http://... or https://..."
+        )
 
 
 class Cache(Protocol):
@@ -224,13 +234,32 @@ def call(
     try:
         request = urllib.request.Request(url.rstrip("/") + path, data, headers)
         with door.opener(url).open(request, timeout=timeout) as reply:
-            return json.load(reply)
+            answer = reply.read()
     except urllib.error.HTTPError as error:
         with error:
+            if error.code == 404 and is_always_there(path):
+                raise stranger(url, f"it knows no {path.partition('?')[0]}", answered=True) from error
             raise failure(error, url + path) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UnavailableError(f"no homeprefixd answers at {url}: {reason}", answered=False) from error
+    return understood(answer, url, path)
+
+
+def understood(answer: bytes, url: str, path: str) -> Any:
+    """The JSON of a reply to `path`. Raises UnavailableError if no daemon of ours can have sent it."""
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        raise stranger(url, f"its reply to {path} is no JSON", answered=False) from error
+    if problem := lack(path, found):
+        raise stranger(url, f"its reply to {path.partition('?')[0]} is another: {problem}", answered=True)
+    return found
+
+
+def stranger(url: str, why: str, *, answered: bool) -> UnavailableError:
+    """Something answers at `url` that is not homeprefixd."""
+    return UnavailableError(f"{url} does not look like homeprefixd: {why}", answered=answered)
 
 
 def failure(error: urllib.error.HTTPError, where: str) -> HomeprefixdError:

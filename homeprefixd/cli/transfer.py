@@ -19,7 +19,17 @@ import click
 from ..errors import UnavailableError
 from .cache import cache_flags, directory_of
 from .output import Output, count_text, counted, size_text
-from .reach import Cache, ClosedCache, failure, known_without_model, own_door, reach, running_daemon
+from .reach import (
+    Cache,
+    ClosedCache,
+    failure,
+    known_without_model,
+    own_door,
+    reach,
+    running_daemon,
+    stranger,
+    understood,
+)
 from .warming import body_of, named, names_of, prompt_flags
 
 _PATIENCE = 3_600.0  # s without a byte
@@ -50,7 +60,7 @@ def export(
     FILE names the prompt, as for `warm`; with the daemon stopped it is named by --prefix. The file holds the prompt's
     content in a form that can be read back.
     """
-    body = body_of(request_file, text, model)
+    body = body_of(request_file, text, model, or_id=True)
     if names_of(body, prefix, request_id) != 1:
         raise click.UsageError("name one prefix: by FILE, --text, --prefix or --request", click.get_current_context())
     if target == "-" and as_json:
@@ -65,8 +75,10 @@ def export(
     else:
         data = json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        with _asked(url, "/cache/export", data, headers) as reply, _written(target) as out:
-            size = _copy(reply, out)
+        with _asked(url, "/cache/export", data, headers) as reply:
+            _need_prefix(reply, url)
+            with _written(target) as out:
+                size = _copy(reply, out)
     output = Output(as_json)
     if as_json:
         output.document({"file": str(Path(target).absolute()), "bytes": size})
@@ -100,7 +112,8 @@ def import_(url: str | None, as_json: bool, source: str, **given: str | None) ->
         if url is None:
             done = _closed(stack.enter_context(reach(None, directory))).import_(data.fileno())
         else:
-            done = json.load(stack.enter_context(_asked(url, "/cache/import", data, headers)))
+            path = "/cache/import"
+            done = dict(understood(stack.enter_context(_asked(url, path, data, headers)).read(), url, path))
     output = Output(as_json)
     if as_json:
         output.document(done)
@@ -159,6 +172,15 @@ def _written(target: str) -> Iterator[BinaryIO]:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _need_prefix(reply: http.client.HTTPResponse, url: str) -> None:
+    """Raises UnavailableError if something else comes."""
+    from ..api.transfer import KIND
+
+    kind = reply.headers.get_content_type()
+    if kind != KIND:
+        raise stranger(url, f"its reply to /cache/export is {kind}", answered=True)
 
 
 def _copy(reply: http.client.HTTPResponse, out: BinaryIO) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +30,11 @@ def prompt_flags(function: Decorated) -> Decorated:
     return click.argument("request_file", metavar="[FILE]", required=False)(function)
 
 
-def body_of(request_file: str | None, text: str | None, model: str | None) -> dict[str, Any]:
+def body_of(request_file: str | None, text: str | None, model: str | None, *, or_id: bool = False) -> dict[str, Any]:
     """The body of the request that is meant; {} where none is. Raises click.UsageError.
 
-    A file is a request as JSON (with `messages` or `prompt`), or else a prompt's text; `-` is standard input.
+    A file is a request as JSON (with `messages` or `prompt`), or else a prompt's text; `-` is standard input. `or_id`:
+    the command takes ids of prefixes too, so that one may be given in a file's place.
     """
     if request_file is not None and text is not None:
         raise click.UsageError("give a FILE or --text, not both", click.get_current_context())
@@ -39,10 +42,19 @@ def body_of(request_file: str | None, text: str | None, model: str | None) -> di
     if text is not None:
         body = {"prompt": text}
     elif request_file is not None:
+        if or_id and request_file != "-" and not os.path.lexists(request_file):
+            raise click.UsageError(_no_file(request_file))
         body = _from_file(request_file)
     if body and model is not None:
         body["model"] = model
     return body
+
+
+def _no_file(name: str) -> str:
+    form = "hexadecimal digits, as `homeprefixd ls` shows them"
+    if re.fullmatch(r"[0-9a-fA-F]{1,64}", name):
+        return f"there is no file {name!r}; an id ({form}) is given as --prefix {name}"
+    return f"{name!r} is no id ({form}; given with --prefix), and there is no such file"
 
 
 def _from_file(name: str) -> dict[str, Any]:
@@ -165,7 +177,7 @@ def pin(
     What is pinned is not evicted, nor what comes before it, as long as the budget can be kept. FILE as for `warm`.
     With the daemon stopped, a prefix is named by --prefix.
     """
-    body = body_of(request_file, text, model)
+    body = body_of(request_file, text, model, or_id=True)
     names = names_of(body, prefix, request_id)
     if names > 1:
         raise click.UsageError("name one prefix: by FILE, --text, --prefix or --request", click.get_current_context())
@@ -211,7 +223,7 @@ def unpin(
 
     With the daemon stopped, by --prefix, --label or --all.
     """
-    body = body_of(request_file, text, model)
+    body = body_of(request_file, text, model, or_id=True)
     if names_of(body, prefix, request_id) + bool(label) + everything != 1:
         raise click.UsageError(
             "give exactly one of FILE, --text, --prefix, --request, --label and --all", click.get_current_context()

@@ -101,6 +101,7 @@ class Directory:
         self._last_words = ""
         if not create and not os.path.exists(self.data):  # False also for a name that cannot be
             raise StoreError(f"{path}: there is no store here; give the directory that `serve` uses with --cache-dir")
+        self._refuse_strange(path)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_network(path.resolve(), mounts)
@@ -123,6 +124,17 @@ class Directory:
         with contextlib.suppress(OSError):  # a full disk: only a message would be the poorer
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    @staticmethod
+    def _refuse_strange(path: Path) -> None:
+        """What opening would name wrongly, or wait for (a pipe)."""
+        for place in (path / name for name in (DATA, _LMDB_LOCK, _OWNER, _MARKER)):
+            if os.path.exists(place) and not os.path.isfile(place):
+                what = "a directory" if os.path.isdir(place) else "no plain file"
+                raise StoreError(
+                    f"{place}: is {what}, but the store needs a file there; "
+                    "move it away, or choose another directory with --cache-dir"
+                )
 
     @staticmethod
     def _refuse_network(path: Path, mounts: str | None) -> None:

@@ -59,7 +59,9 @@ def daemon() -> Iterator[Daemon]:
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            data = self.rfile.read(length)
+            is_json = self.headers.get("Content-Type") == "application/json"
+            body = (json.loads(data) if is_json else data) if length else None
             state.asked.append((f"{self.command} {self.path}", body))
             state.keys.append(self.headers.get("Authorization"))
             status, reply = state.answers.get(f"{self.command} {self.path.split('?')[0]}", (404, {}))

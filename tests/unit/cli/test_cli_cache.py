@@ -189,7 +189,7 @@ def test_purge_asks_on_a_terminal(
         (400, {"error": {"message": "two prefixes begin so"}}, 2, "two prefixes begin so"),
         (503, {"error": {"message": "the store is away"}}, 5, "the store is away"),
         (500, b"<html>", 1, "/cache/purge: HTTP 500"),
-        (200, b"<html>", 5, "no homeprefixd answers at"),
+        (200, b"<html>", 5, "does not look like homeprefixd: its reply to /cache/purge is no JSON"),
     ],
 )
 def test_what_the_daemon_refuses_is_told(

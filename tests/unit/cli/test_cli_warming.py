@@ -155,3 +155,16 @@ def test_pins_in_lists(command: Callable[..., Any], daemon: Any) -> None:
     assert "64, house" in command("ls", "--url", daemon.url).out
     daemon.answers["GET /cache/prefixes"] = 200, {"prefixes": [{**prefix, "pinned": 0, "labels": []}], "total": 1}
     assert "pinned" not in command("ls", "--url", daemon.url).out
+
+
+@pytest.mark.parametrize("arguments", [["pin"], ["unpin"], ["export", "-o", "out"]])
+def test_what_is_neither_an_id_nor_a_file(command: Callable[..., Any], arguments: list[str], tmp_path: Path) -> None:
+    directory = ["--cache-dir", str(tmp_path)]
+    done = command(*arguments, "deadbeef", *directory)
+    assert (done.code, done.out) == (2, "")
+    assert "there is no file 'deadbeef'; an id (hexadecimal digits" in done.err
+    assert "is given as --prefix deadbeef" in done.err
+    done = command(*arguments, "house", *directory)
+    assert (done.code, done.out) == (2, "")
+    assert "'house' is no id (hexadecimal digits, as `homeprefixd ls` shows them" in done.err
+    assert "there is no such file" in done.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -40,7 +41,10 @@ def test_help_is_quick() -> None:
 def test_version_and_no_arguments(command: Command) -> None:
     assert command("--version").out == f"homeprefixd {__version__}\n"
     assert command().out == command("--help").out
-    assert command("config").out == command("config", "--help").out
+    for group in ("config", "model", "bench"):
+        alone = command(group)
+        assert (alone.code, alone.err) == (0, "")
+        assert alone.out == command(group, "--help").out
 
 
 @pytest.mark.parametrize(
@@ -93,12 +97,13 @@ def test_errors_of_every_kind(command: Command, monkeypatch: pytest.MonkeyPatch)
         command("fails", "bug")
 
 
+@pytest.mark.parametrize("arguments", [["config", "show"], ["--help"], ["--version"], ["ls", "--help"], ["bench"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_leaves_is_no_error(unbuffered: str) -> None:
+def test_a_reader_that_leaves_is_no_error(unbuffered: str, arguments: list[str]) -> None:
     """Like `homeprefixd config show | head -1`, with the reader gone before the first byte."""
     reader, writer = os.pipe()
     os.close(reader)
-    argv = [sys.executable, "-m", "homeprefixd", "config", "show"]
+    argv = [sys.executable, "-m", "homeprefixd", *arguments]
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     try:
         done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, check=False)
@@ -157,6 +162,34 @@ def test_config_check(command: Command, tmp_path: Path) -> None:
     bad = command("config", "check", "--config", str(file))
     assert bad.code == 2
     assert f"{file}:2: there is no setting server.prot; did you mean port?" in bad.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('keys_file = "."', "Is a directory; see server.keys_file"),
+        ('keys_file = "none.toml"', "No such file or directory; see server.keys_file"),
+        ('keys_file = "c.toml"', "Object contains unknown field `server`"),
+        ('keys_file = "empty.toml"', "has no [[key]]; see server.keys_file"),
+        ('host = "nö"', "server.host 'nö' is no address of this machine"),
+        ('host = "a..b"', "server.host 'a..b' is no address of this machine"),
+        ('host = "192.0.2.1"', "server.host '192.0.2.1' is no address of this machine"),
+        ('tls_cert = "none.pem"', "server.tls_cert: "),
+    ],
+)
+def test_config_check_refuses_what_serve_would(command: Command, tmp_path: Path, settings: str, message: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"[server]\n{settings}\n", encoding="utf-8")
+    (tmp_path / "empty.toml").touch()
+    done = command("config", "check", "--config", str(file))
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+
+
+def test_config_check_listens_nowhere(command: Command) -> None:
+    """The daemon may be running already."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert command("config", "check", "--port", str(taken.getsockname()[1])).code == 0
 
 
 def test_serve_has_the_flags_of_the_contract() -> None:

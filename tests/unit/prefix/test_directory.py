@@ -75,6 +75,22 @@ def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
         Directory(tmp_path / "file", create=True)
 
 
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "lock", "opened"])
+def test_what_is_in_a_files_place_is_named(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    place.mkdir()
+    if name != "data.mdb":
+        (tmp_path / "data.mdb").touch()
+    for create in (False, True):
+        with pytest.raises(StoreError) as error:
+            Directory(tmp_path, create=create)
+        assert str(error.value).startswith(f"{place}: is a directory, but the store needs a file there; move it away")
+    place.rmdir()
+    os.mkfifo(place)
+    with pytest.raises(StoreError, match="is no plain file"):
+        Directory(tmp_path, create=True)
+
+
 def test_the_marker_tells_a_crash(tmp_path: Path) -> None:
     first = Directory(tmp_path, create=True)
     assert not first.was_left_open()
