@@ -48,10 +48,12 @@ class Logits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of: dict[str, list[np.ndarray]] = {}
+        self.prompts: dict[str, list[int]] = {}
         original = Engine._next_token
 
         def next_token(engine: Engine, sequence: Sequence, context: Context, index: int) -> None:
             self.of.setdefault(sequence.request.rid, []).append(context.logits(index))
+            self.prompts[sequence.request.rid] = list(sequence.request.tokens)
             original(engine, sequence, context, index)
 
         monkeypatch.setattr(Engine, "_next_token", next_token)
