@@ -32,8 +32,9 @@ test("a chat and its lines say the same", async () => {
 });
 
 test("JSON by a schema", async () => {
-  const format = { type: "object", properties: { ok: { type: "boolean" } }, required: ["ok"] };
-  const { message } = await client.chat({ model, messages, format, options: { num_predict: 60 } });
+  const properties = { ok: { type: "boolean" } };
+  const format = { type: "object", properties, required: ["ok"], additionalProperties: false };
+  const { message } = await client.chat({ model, messages, format, options: { ...options, num_predict: 60 } });
   assert.equal(typeof JSON.parse(message.content).ok, "boolean");
 });
 
