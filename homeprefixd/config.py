@@ -24,6 +24,9 @@ PINNED = -1.0
 AT_ONCE = 8
 """`model.parallel`, written as `auto`: more than the pool has full contexts for, as most are short."""
 
+FULL = 4
+"""Requests of full length that the pool is for then, if memory allows; so many run where each costs memory."""
+
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HTTP."""
@@ -58,7 +61,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alias: str = ""  # its name in the API; "": from the file's name
     ctx: int = 0  # tokens that one request may use; 0: from the model and memory
     pool: int = 0  # cells in all; 0: from parallel (4 where it is 0), ctx and memory
-    parallel: int = 0  # requests that run at once; 0: AT_ONCE, half of it where each needs memory of its own
+    parallel: int = 0  # requests that run at once; 0: AT_ONCE, or FULL where each needs memory of its own
     threads: int = 0  # 0: physical cores
     batch: int = 256  # longest prefill call, in tokens, a multiple of 64
     kv_type: str = "f16"

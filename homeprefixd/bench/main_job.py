@@ -10,8 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -263,8 +262,3 @@ class _running:  # noqa: N801  # used as a function
     def __exit__(self, *exc: object) -> None:
         for server in self.servers:
             server.__exit__(*exc)
-
-
-def as_json(rows: list[Row]) -> Iterator[dict[str, Any]]:
-    """The rows as plain objects."""
-    return (asdict(row) for row in rows)

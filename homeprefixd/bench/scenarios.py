@@ -99,14 +99,18 @@ async def _burst_one(target: Target, client: Client, system: str, index: int) ->
     return await _ask(target, client, _body(messages, 32))
 
 
+async def _workers(target: Target) -> list[dict[str, Any]]:
+    """What `/cache/stats` says of each worker; [] where there is none."""
+    stats = await asyncio.to_thread(target.stats)
+    return ((stats or {}).get("daemon") or {}).get("workers") or []
+
+
 async def _most_cells(target: Target) -> int:
     """The most cells in use at any look until it is cancelled; 0 where not told."""
     most = 0
     with contextlib.suppress(asyncio.CancelledError):
         while True:
-            stats = await asyncio.to_thread(target.stats)
-            workers = ((stats or {}).get("daemon") or {}).get("workers") or []
-            most = max(most, sum(int(worker.get("cells_used") or 0) for worker in workers))
+            most = max(most, sum(int(worker.get("cells_used") or 0) for worker in await _workers(target)))
             await asyncio.sleep(_CELLS_EVERY)
     return most
 
@@ -126,7 +130,7 @@ async def streams(
         many = f"{count} stream{'s' * (count > 1)}"
         rates: list[float] = []
         ratios: list[float] = []
-        before = await _step_seconds(ours)
+        before = await _step_seconds(ours) if count == PYTHON_STREAMS else None
         for pair in range(pairs):
             say(f"{many}, pair {pair + 1} of {pairs}")
             order = [target for target in (ours, peer) if target is not None]
@@ -141,8 +145,10 @@ async def streams(
         note = f"{median(rates):.1f} tokens/s together, {pairs} {'pair' if ratios else 'round'}{'s' * (pairs > 1)}"
         bar = STREAMS_BAR if ratios else None
         rows.append(at_least(f"decode throughput, {many}{what}", value, bar, note))
+        if before is None:
+            continue
         steps, native = (now - then for now, then in zip(await _step_seconds(ours), before, strict=True))
-        if count == PYTHON_STREAMS and steps > 0:
+        if steps > 0:
             note = f"{steps:.2f} s of steps, {native:.2f} s of them within llama.cpp"
             rows.append(at_most(f"Python's share of decode, {many}", 1 - native / steps, PYTHON_BAR, note))
     return rows
@@ -154,8 +160,7 @@ async def _step_seconds(target: Target) -> tuple[float, float]:
     Worth asking of this daemon only.
     """
     await asyncio.sleep(_HEARTBEAT)  # the figures come with it
-    stats = await asyncio.to_thread(target.stats)
-    counters = [worker.get("counters") or {} for worker in ((stats or {}).get("daemon") or {}).get("workers") or []]
+    counters = [worker.get("counters") or {} for worker in await _workers(target)]
     steps, native = (
         sum(float(each.get(name) or 0) for each in counters)
         for name in ("decode_step_seconds", "decode_native_seconds")

@@ -11,7 +11,7 @@ import click
 from ..config_sources import parse_size
 from .bench_explain import explain
 from .bench_targets import model_path, thread_count
-from .bench_workloads import burst, interrupt, run, show_rows, streams
+from .bench_workloads import burst, interrupt, judged, run, streams
 from .output import Column, Output, ProgressLine, seconds_text
 from .settings import json_flag, setting_flags
 
@@ -47,10 +47,8 @@ def main(
 ) -> int:
     """The main job's bars: reuse, speed, space and memory, in one run. Takes some minutes."""
     from ..bench.main_job import MainJob
-    from ..bench.main_job import as_json as plain
-    from ..bench.rows import all_met
 
-    output, progress = Output(as_json), ProgressLine()
+    progress = ProgressLine()
     threads = thread_count(given)
     flags = shlex.split(llama_server_flags)
     job = MainJob(
@@ -58,11 +56,7 @@ def main(
     )
     rows = job.run()
     progress.clear()
-    if as_json:
-        output.document(list(plain(rows)))
-    else:
-        show_rows(output, rows)
-    return 0 if all_met(rows) else 1
+    return judged(rows, as_json)
 
 
 @bench.command()
@@ -134,7 +128,6 @@ def turnover(size: str, times: float, rate: str, directory: str | None, as_json:
     The store's own process under load, without a model: its states are made up. Writes SIZE times N to the disk, which
     takes some minutes.
     """
-    from ..bench.rows import all_met
     from ..bench.turnover import measure
 
     budget, speed = parse_size(size), parse_size(rate)
@@ -146,12 +139,8 @@ def turnover(size: str, times: float, rate: str, directory: str | None, as_json:
         raise click.UsageError("--times must be more than 0")
     if directory is not None and not Path(directory).is_dir():
         raise click.UsageError(f"--dir: {directory} is no directory")
-    output, progress = Output(as_json), ProgressLine()
+    progress = ProgressLine()
     place = Path(directory) if directory is not None else None
     rows = measure(size=budget, times=times, rate=float(speed), directory=place, say=progress.show)
     progress.clear()
-    if as_json:
-        output.document([asdict(row) for row in rows])
-    else:
-        show_rows(output, rows)
-    return 0 if all_met(rows) else 1
+    return judged(rows, as_json)

@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import HomeprefixdError
 from .bench_targets import model_path, thread_count
-from .bench_workloads import show_rows
+from .bench_workloads import judged
 from .output import Column, Output, ProgressLine
 from .settings import json_flag, setting_flags
 
@@ -35,19 +35,13 @@ def explain(requests: int, pairs: Path | None, least: float, as_json: bool, **gi
     if pairs is not None:
         return _judge(pairs, least, output)
     from ..bench.explain_cost import measure
-    from ..bench.main_job import as_json as plain
-    from ..bench.rows import all_met
 
     if requests < 1:
         raise HomeprefixdError("--requests must be at least 1")
     progress = ProgressLine()
     rows = measure(model_path(given), thread_count(given), requests, progress.show)
     progress.clear()
-    if as_json:
-        output.document(list(plain(rows)))
-    else:
-        show_rows(output, rows)
-    return 0 if all_met(rows) else 1
+    return judged(rows, as_json)
 
 
 def _judge(file: Path, least: float, output: Output) -> int:

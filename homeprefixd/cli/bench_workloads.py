@@ -281,10 +281,11 @@ def _each(
             target.fresh()
             rows += asyncio.run(measure(target, progress.say))
             target.close()
-    return _judged(rows, as_json)
+    return judged(rows, as_json)
 
 
-def _judged(rows: list[Row], as_json: bool) -> int:
+def judged(rows: list[Row], as_json: bool) -> int:
+    """Show figures beside their bars; the exit code: 1 if one is missed."""
     from ..bench.rows import all_met
 
     output = Output(as_json)
@@ -345,7 +346,7 @@ def streams(counts: str, pairs: int, tokens: int, as_json: bool, **given: Any) -
         rows = asyncio.run(
             measure(started.ours, started.peer, counts=numbers, pairs=pairs, tokens=tokens, say=progress.say)
         )
-    return _judged(rows, as_json)
+    return judged(rows, as_json)
 
 
 @click.command()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import AT_ONCE
+from ..config import AT_ONCE, FULL
 from ..errors import ModelError
 from ..machine import available_memory
 from .bindings import Model
 from .places import MOST
 
 DEFAULT_CTX = 32768
-FULL = 4
-"""Requests of full length that the pool has room for where nobody says, if memory allows."""
 _ROUND = 256  # what llama.cpp pads a context to
 _ALIAS = 4096
 """Cells. Without flash attention V has a row of all cells for each dimension. A pool that is a multiple of this puts

@@ -26,6 +26,7 @@ import msgspec
 
 from ..channel import Channel, ChannelClosedError
 from ..child import become_child
+from ..config import FULL
 from ..errors import HomeprefixdError, ModelError
 from ..frames import (
     ApplyTemplate,
@@ -260,7 +261,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         ctx=load.ctx,
         pool=load.pool,
         memory=min(load.memory, on_devices) if names else load.memory,
-        parallel=load.parallel or capacity.FULL,
+        parallel=load.parallel or FULL,
         kv_type=load.kv_type,
         score_bytes=score_bytes,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..config import AT_ONCE, GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, Config, ModelConfig, StableConfig
+from ..config import FULL, GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, Config, ModelConfig, StableConfig
 from ..frames import LoadModel, StableRules
 from ..supervise import module_command
 from .adapters import adapter_files, adapters_bytes
@@ -123,7 +123,7 @@ def guess_memory(spec: ModelSpec, pool: int) -> int:
     per_token = kv_bytes_per_token(details, settings.kv_type)
     trained = details.get("context_length")
     ctx = settings.ctx or min(trained if isinstance(trained, int) and trained > 0 else _LONGEST_CTX, _LONGEST_CTX)
-    cells = settings.pool or (settings.parallel or AT_ONCE // 2) * ctx
+    cells = settings.pool or (settings.parallel or FULL) * ctx
     wanted = int(cells * per_token)
     least = int((settings.pool or settings.ctx) * per_token)  # what was set is not made smaller
     return spec.size + adapters_bytes(settings) + max(least, min(wanted, pool)) + WORKER_BYTES

@@ -416,34 +416,17 @@ class StoreClient:
     def neighbour(self, namespace: bytes, tokens_le: bytes, beyond: int, timeout: float) -> bytes:
         """Tokens (u32 LE) of the stored prompt that begins as `tokens_le`, to `beyond` tokens behind the first that
         differs; b"" if there is none, or no answer within `timeout` seconds."""
-        link = self._link
-        if link is None:
-            return b""
-        ticket = next(self._tickets)
-        frame = frames.Neighbour(ticket, namespace, tokens_le, beyond)
-        reply = self._ask(link, ticket, frame, time.monotonic() + timeout)
+        reply = self._answer(lambda ticket: frames.Neighbour(ticket, namespace, tokens_le, beyond), timeout)
         return reply.tokens if reply is not None else b""
 
     def trace(self, namespace: bytes, tokens_le: bytes, timeout: float) -> frames.Traced | None:
         """What keeps `tokens_le` (u32 LE) from being found; None without an answer within `timeout` seconds."""
-        link = self._link
-        if link is None:
-            return None
-        ticket = next(self._tickets)
-        reply: frames.Traced | None = self._ask(
-            link, ticket, frames.Trace(ticket, namespace, tokens_le), time.monotonic() + timeout
-        )
+        reply: frames.Traced | None = self._answer(lambda ticket: frames.Trace(ticket, namespace, tokens_le), timeout)
         return reply
 
     def recall(self, namespace: bytes, text: bytes, timeout: float) -> frames.Recalled | None:
         """What is remembered of the longest prompt that `text` begins with; None if that is nothing, or not known."""
-        link = self._link
-        if link is None:
-            return None
-        ticket = next(self._tickets)
-        reply: frames.Recalled | None = self._ask(
-            link, ticket, frames.Recall(ticket, namespace, text), time.monotonic() + timeout
-        )
+        reply: frames.Recalled | None = self._answer(lambda ticket: frames.Recall(ticket, namespace, text), timeout)
         return reply if reply is not None and reply.length else None
 
     def remember(self, frame: frames.Remember) -> None:
@@ -454,12 +437,7 @@ class StoreClient:
 
     def file_hash(self, device: int, inode: int, size: int, mtime_ns: int, timeout: float = 1.0) -> str:
         """The remembered SHA-256 of a file; "" if none is, or there is no store."""
-        link = self._link
-        if link is None:
-            return ""
-        ticket = next(self._tickets)
-        frame = frames.FileHash(ticket, device, inode, size, mtime_ns)
-        reply = self._ask(link, ticket, frame, time.monotonic() + timeout)
+        reply = self._answer(lambda ticket: frames.FileHash(ticket, device, inode, size, mtime_ns), timeout)
         return reply.sha256 if reply is not None else ""
 
     def remember_file_hash(self, device: int, inode: int, size: int, mtime_ns: int, sha256: str) -> None:
@@ -467,6 +445,14 @@ class StoreClient:
         link = self._link
         if link is not None:
             link.send(frames.FileHash(next(self._tickets), device, inode, size, mtime_ns, sha256))
+
+    def _answer(self, question: Callable[[int], frames.Frame], timeout: float) -> Any:
+        """The answer to a frame, which is made from its ticket; None without a store, or after `timeout` seconds."""
+        link = self._link
+        if link is None:
+            return None
+        ticket = next(self._tickets)
+        return self._ask(link, ticket, question(ticket), time.monotonic() + timeout)
 
     @staticmethod
     def _real_offset(link: _Link, offset: int) -> int | None:

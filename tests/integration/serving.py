@@ -61,6 +61,14 @@ class Served:
         return int(next(one["pid"] for one in workers if one["alias"] == model))
 
 
+def small_config(model: Path, embedder: Path | None = None, *, template: Path | None = None) -> str:
+    """Of a small house: `model` as `demo`, and `embedder` beside it. `template`: in place of the model's own."""
+    chat = f"chat_template = {json.dumps(str(template))}\n" if template else ""
+    main = f'[model]\npath = {json.dumps(str(model))}\nalias = "demo"\nctx = 2048\nparallel = 2\n{chat}'
+    other = f'[[models.list]]\npath = {json.dumps(str(embedder))}\nalias = "embedder"\n' if embedder else ""
+    return f'{main}{other}[cache]\nhot = "256MiB"\nwarm = "256MiB"\n'
+
+
 @contextlib.contextmanager
 def serve(directory: Path, config: str, key: str = "") -> Iterator[Served]:
     """`homeprefixd serve` with this configuration file, once it is ready; ended with SIGTERM, which must go well.

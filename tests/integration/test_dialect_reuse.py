@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from homeprefixd.bench.household import household_messages
-from tests.integration.serving import OPENER, Served, serve
+from tests.integration.serving import OPENER, Served, serve, small_config
 
 Told = tuple[int, int]
 """Tokens of the prompt, and how many of them were reused, as a reply tells it."""
@@ -23,16 +23,7 @@ Told = tuple[int, int]
 
 @pytest.fixture(scope="module")
 def house(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    config = f"""
-[model]
-path = {json.dumps(str(demo_model))}
-alias = "demo"
-ctx = 2048
-parallel = 2
-[cache]
-hot = "256MiB"
-warm = "256MiB"
-"""
+    config = small_config(demo_model)
     with serve(tmp_path_factory.mktemp("reuse"), config) as served:
         yield served
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.serving import OPENER, Served, serve
+from tests.integration.serving import OPENER, Served, serve, small_config
 from tests.tiny_model import make
 
 KEY = "home-0123456789abcdef"
@@ -49,20 +49,8 @@ SAYS_IT = f"root ::= {json.dumps(WRITTEN)}"
 def house(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     base = tmp_path_factory.mktemp("readers")
     (base / "template.jinja").write_text(TEMPLATE)
-    config = f"""
-[model]
-path = {json.dumps(str(demo_model))}
-alias = "demo"
-ctx = 2048
-parallel = 2
-chat_template = {json.dumps(str(base / "template.jinja"))}
-[[models.list]]
-path = {json.dumps(str(make("llama-embed", None, base / "embedder.gguf")))}
-alias = "embedder"
-[cache]
-hot = "128MiB"
-warm = "256MiB"
-"""
+    embedder = make("llama-embed", None, base / "embedder.gguf")
+    config = small_config(demo_model, embedder, template=base / "template.jinja")
     with serve(base, config, KEY) as served:
         yield served
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.serving import Served, serve
+from tests.integration.serving import Served, serve, small_config
 from tests.tiny_model import make
 
 CLIENTS = Path(__file__).parent.parent / "clients"
@@ -49,19 +49,7 @@ def node() -> str:
 def house(node: str, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     base = tmp_path_factory.mktemp("node")
     make("llama-embed", None, base / "embedder.gguf")
-    config = f"""
-[model]
-path = {json.dumps(str(demo_model))}
-alias = "demo"
-ctx = 2048
-parallel = 2
-[[models.list]]
-path = {json.dumps(str(base / "embedder.gguf"))}
-alias = "embedder"
-[cache]
-hot = "128MiB"
-warm = "256MiB"
-"""
+    config = small_config(demo_model, base / "embedder.gguf")
     with serve(base, config, KEY) as served:
         yield served
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from homeprefixd.chat.stream import TextStream
-from homeprefixd.config import AT_ONCE
+from homeprefixd.config import AT_ONCE, FULL
 from homeprefixd.engine import capacity
 from homeprefixd.engine.bindings import Context
 from homeprefixd.engine.places import MOST, Place, Places
@@ -129,10 +129,10 @@ def test_the_pool_is_split_where_each_part_holds_a_request() -> None:
 
 def test_more_requests_than_full_contexts_but_where_each_costs_memory() -> None:
     model = FakeModel()
-    assert capacity.at_once(cast(Any, model), on_gpu=False) == AT_ONCE > capacity.FULL
-    assert capacity.at_once(cast(Any, model), on_gpu=True) == capacity.FULL
+    assert capacity.at_once(cast(Any, model), on_gpu=False) == AT_ONCE > FULL
+    assert capacity.at_once(cast(Any, model), on_gpu=True) == FULL
     model.n_swa = 512
-    assert capacity.at_once(cast(Any, model), on_gpu=False) == capacity.FULL
+    assert capacity.at_once(cast(Any, model), on_gpu=False) == FULL
 
 
 @pytest.mark.parametrize("why", [{"on_gpu": True}, {"is_recurrent": True}, {"is_hybrid": True}, {"n_swa": 1024}])
