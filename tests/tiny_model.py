@@ -45,6 +45,7 @@ _EXPERTS: dict[str, Any] = {
 _DELTA: dict[str, Any] = {**_STATE_SPACE, "ssm.inner_size": 4 * WIDTH, "full_attention_interval": 2}
 ARCHS: dict[str, dict[str, Any]] = {  # behind a `+` is what sets one apart from another of its architecture
     "llama": {},
+    "llama+longrope": {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 1024},
     "qwen3": {"attention.key_length": HEAD, "attention.value_length": HEAD},
     "gemma2": {"attention.sliding_window": WINDOW},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2},
@@ -119,6 +120,8 @@ def make(arch: str, tokenizer: Path | None, out: Path, *, seed: int = 0, context
         values = np.random.default_rng([seed, *name.encode()]).normal(0, 1.5 / np.sqrt(count // rows), count)
         if "ssm_a" in name:
             values = -np.abs(values) / 8  # a decay is negative; slow, so that old tokens matter
+        elif "rope_factors" in name:
+            values = 1 + np.abs(values)  # what frequencies are divided by
         elif "norm" in name:
             values = 1 + values / 8  # around 0, signals would fade and wrong state go unnoticed
         data = values.astype(np.float32)
@@ -237,6 +240,8 @@ def _write_metadata(arch: str, tokenizer: Path | None, out: Path, context_length
             writer.add_bool(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
         else:
             writer.add_uint32(key, value)
     writer.write_header_to_file()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from homeprefixd.engine.worker import DEBUG_LOGITS
 from homeprefixd.lora import Space
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Running
@@ -74,6 +75,29 @@ def test_what_matters(run: Run, small: Callable[[str], Path], changes: dict[str,
     other = run(small("llama"), store, **changes)
     assert key(other) != known
     assert other.ask(PROMPT, 1)[1].timings.cache_n == 0
+
+
+def test_the_context_size_matters_to_models_that_choose_their_factors_by_it(
+    run: Run, small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 1,024 tokens the short ones, beyond them the long ones: then K is another, and answers are."""
+    monkeypatch.setenv(DEBUG_LOGITS, "1")
+    store = MemoryStore()
+    first = run(small("llama+longrope"), store, ctx=512)
+    known, logits = key(first), first.ask(PROMPT, 1)[1].timings.logits_sha256
+    within = run(small("llama+longrope"), store, ctx=1024, threads=1, alias="another")
+    assert key(within) == known
+    assert within.ask([*PROMPT, 3], 1)[1].timings.cache_n == len(PROMPT)
+    assert within.ask(PROMPT, 1, cache=False)[1].timings.logits_sha256 == logits
+    for sizes in ({"ctx": 2048}, {"ctx": 512, "pool": 2048}):
+        beyond = run(small("llama+longrope"), store, **sizes)
+        assert key(beyond) not in (known, b"")
+        end = beyond.ask([*PROMPT, 3] if "pool" in sizes else PROMPT, 1)[1]
+        assert end.timings.cache_n == (len(PROMPT) if "pool" in sizes else 0)  # of the other one beyond
+        assert beyond.ask(PROMPT, 1, cache=False)[1].timings.logits_sha256 != logits
+        namespaces = beyond.worker.namespaces
+        assert namespaces is not None
+        assert namespaces.description["rope"]["factors"] == "long"
 
 
 def test_other_weights_under_the_same_name_matter(run: Run, small: Callable[[str], Path], tmp_path: Path) -> None:
