@@ -165,6 +165,23 @@ def _add_template(arch: str, saved: Path, tokenizer: Path | None, out: Path) -> 
     writer.close()
 
 
+def split(model: Path, stem: Path, tensors: int) -> list[Path]:
+    """Write a model again as parts of at most so many tensors each, `STEM-00001-of-0000N.gguf`; returns their paths."""
+    reader = gguf.GGUFReader(str(model))
+    arch = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(str(stem.with_suffix(".gguf")), arch, split_max_tensors=tensors)
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            _copy(field, writer)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(stem.parent.glob(f"{stem.name}-*.gguf"))
+
+
 def _name(arch: str) -> str:
     """As llama.cpp calls it."""
     return arch.partition("+")[0]

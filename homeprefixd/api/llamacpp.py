@@ -92,13 +92,20 @@ def _info(request: web.Request, alias: str) -> ModelInfo:
     raise UnavailableError("Loading model", retry_after=1)
 
 
-async def props(request: web.Request) -> web.Response:
-    """`GET /props`: what clients adapt to."""
+async def _loaded_info(request: web.Request) -> ModelInfo:
+    """Of the model that is asked for, which is loaded if it is not."""
     backend = request.app[BACKEND]
     alias = backend.resolve(request.query.get("model"))
     if any(known.alias == alias and known.state == "unloaded" for known in backend.known()):
         await backend.load(alias)
-    info = _info(request, alias)
+    return _info(request, alias)
+
+
+async def props(request: web.Request) -> web.Response:
+    """`GET /props`: what clients adapt to."""
+    backend = request.app[BACKEND]
+    info = await _loaded_info(request)
+    alias = info.alias
     template = await backend.convert(alias, DescribeTemplate(_ask_id(request)))
     bos, eos = (piece.decode(errors="replace") for piece in template.pieces)
     return json_response(
@@ -136,8 +143,7 @@ async def slots(request: web.Request) -> web.Response:
 
 async def lora_adapters(request: web.Request) -> web.Response:
     """`GET /lora-adapters`: what `lora` of a request may name, by `id` or `name`. `scale`: where it says nothing."""
-    backend = request.app[BACKEND]
-    info = _info(request, backend.resolve(request.query.get("model")))
+    info = await _loaded_info(request)
     return json_response(
         [
             {"id": index, "name": one.id, "path": one.path, "scale": one.scale if one.default else 0.0}

@@ -13,6 +13,7 @@ from homeprefixd.engine.worker import DEBUG_LOGITS
 from homeprefixd.lora import Space
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Running
+from tests.tiny_model import split
 
 Run = Callable[..., Running]
 PROMPT = [3 + (i * 37 + i * i * 5) % 250 for i in range(130)]
@@ -108,3 +109,19 @@ def test_other_weights_under_the_same_name_matter(run: Run, small: Callable[[str
         shutil.copyfile(small(arch), path)
         found.append(key(run(path)))
     assert found[0] != found[1]
+
+
+def test_a_split_model_is_all_of_its_parts(run: Run, small: Callable[[str], Path], tmp_path: Path) -> None:
+    store = MemoryStore()
+    parts = split(small("llama"), tmp_path / "parted", 10)
+    assert len(parts) > 2
+    first = run(parts[0], store)
+    known = key(first)
+    assert first.ask(PROMPT, 1)[1].timings.cache_n == 0
+    assert first.ask([*PROMPT, 3], 1)[1].timings.cache_n == len(PROMPT)
+    data = bytearray(parts[-1].read_bytes())
+    data[-100] ^= 1  # one weight of the last part
+    parts[-1].write_bytes(data)
+    other = run(parts[0], store)
+    assert key(other) != known
+    assert other.ask([*PROMPT, 3], 1)[1].timings.cache_n == 0
