@@ -240,10 +240,14 @@ class Engine:
         return best
 
     def _displace(self, sequence: Sequence) -> bool:
-        """Set a background request aside, the youngest, for want of a place. False: there is none."""
+        """Set a background request aside, the youngest, for want of a place. False: there is none.
+
+        One that came so long before that it would have its turn first now stays, but where somebody waits for a voice.
+        """
         own = head_start(sequence.request.priority)
         for other in reversed(list(self._resident.values())):
-            if other.urgency < min(0.0, own) and other.displaced < _DISPLACED:
+            aged = other.urgency + AGEING * (sequence.request.arrived - other.request.arrived)
+            if other.urgency < min(0.0, own) and other.displaced < _DISPLACED and (own > 0 or aged < own):
                 other.displaced += 1
                 self._set_aside(other)
                 return True

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homeprefixd.engine.scheduler import Engine
-from homeprefixd.frames import Delta, Finished, Progress
+from homeprefixd.frames import Accepted, Delta, Finished, Progress
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Logits, Running
 
@@ -195,6 +195,34 @@ def test_background_requests_make_way_and_come_back(run: Run, tiny: Tiny, tokens
     assert len(running.of(slow, Finished)) == 1
     assert len(running.text(slow)) > 100
     assert running.text(slow)[:40] == alone[:40]
+
+
+def test_who_has_waited_for_long_goes_first(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of classes that are one step apart, with a second's waiting worth so much that a moment makes up for it."""
+    monkeypatch.setattr("homeprefixd.engine.admission.AGEING", 1e9)
+    monkeypatch.setattr("homeprefixd.engine.scheduler.AGEING", 1e9)  # nor is it set aside again
+    running = run(tiny("llama"), parallel=1)
+    running.known()
+    first = streaming(running, tokens(100), 200)
+    rids = [running.start(tokens(100, 1), 3, priority="background")]
+    running.wait(lambda: len(running.of(rids[0], Accepted)) == 1)
+    rids.append(running.start(tokens(100, 2), 3))
+    assert order_of_ends(running, [first, *rids]) == [first, *rids]
+
+
+@pytest.mark.parametrize(("priority", "stays"), [("normal", True), ("interactive", False)])
+def test_who_has_waited_for_long_does_not_make_way_for_a_chat(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, priority: str, stays: bool
+) -> None:
+    monkeypatch.setattr("homeprefixd.engine.scheduler.AGEING", 1e9)
+    running = run(tiny("llama"), parallel=1)
+    running.known()
+    slow = running.start(tokens(100), 200, priority="background")
+    running.wait(lambda: len(running.of(slow, Delta)) > 2)
+    rid = running.start(tokens(100, 1), 3, priority=priority)
+    assert order_of_ends(running, [slow, rid]) == ([slow, rid] if stays else [rid, slow])
 
 
 def test_nobody_makes_way_for_an_equal(run: Run, tiny: Tiny, tokens: Tokens) -> None:
