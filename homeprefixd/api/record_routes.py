@@ -14,12 +14,13 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
-from ..errors import NotFoundError, RequestError, UnavailableError
+from ..errors import NotFoundError, RequestError
 from .errors import encode, json_response
-from .keys import ADMIN, BACKEND, CONFIG, RECORDS
+from .keys import BACKEND, CONFIG, RECORDS
 from .record_file import without_text
 from .records import Record, Records, first_token_ms
 from .sse import EventStream
+from .store_figures import store_figures
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 10_000
@@ -105,9 +106,8 @@ def _paths(app: web.Application) -> set[str]:
 
 async def _store(app: web.Application) -> dict[str, Any] | None:
     """Figures of the tiers; None while the store is away."""
-    try:
-        stats = await app[ADMIN].stats()
-    except UnavailableError:
+    stats = await store_figures(app)
+    if stats is None:
         return None
     return {key: stats.get(key) for key in ("hot", "warm", "queue", "writes")}
 
