@@ -34,6 +34,7 @@ class StableRules(msgspec.Struct, frozen=True):
     sort_keys: bool = False
     custom: str = ""  # regular expression of text that is removed from the system message; "": none
     apps: tuple[str, ...] = ()  # those whose names contain one of these; (): all
+    move: str = ""  # regular expression of text in system messages that goes to the last user message; "": none
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -317,6 +318,7 @@ class Finding(msgspec.Struct, frozen=True):
     after: str  # what stands there now
     alike: int  # tokens behind it that are the same in both, roughly
     rule: str = ""  # the rule of `chat/stable.py` that would have kept it stable
+    setting: str = "on"  # what that rule must be set to
 
 
 class Gone(msgspec.Struct, array_like=True, frozen=True):

@@ -49,6 +49,7 @@ class Explanation(msgspec.Struct, frozen=True):
     seconds_lost: float | None
     advice: str
     rule: str
+    setting: str = ""  # what the rule must be set to
     removed: float = 0.0  # when it was evicted, Unix time in s; 0: it was not, or that is not known
 
 
@@ -105,6 +106,7 @@ def conclude(
         seconds_lost=seconds,
         advice=CAUSES[cause].advice,
         rule=rule,
+        setting=(finding.setting if finding is not None else "on") if rule else "",
         removed=account.gone.when if cause == "evicted" and account.gone is not None else 0.0,
     )
 

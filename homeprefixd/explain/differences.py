@@ -16,6 +16,7 @@ from typing import Any
 from ..frames import Message
 from .causes import CAUSES, MOVE
 from .prompt import Part, Prompt, common_length, tool_name
+from .proposal import NOTHING, Proposal, moving
 from .volatile import volatile
 
 _WINDOW = 16_384  # characters behind the difference that are compared
@@ -48,6 +49,7 @@ class Difference:
     after: str
     alike: int
     rule: str
+    setting: str = "on"  # of the rule
 
 
 def difference(before: Prompt, after: Prompt) -> Difference | None:
@@ -65,6 +67,7 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         and not _something_went(before, part, a, b, place)
     ):
         return None
+    proposal = _proposed(cause, before, after, place, part)
     return Difference(
         cause=cause,
         part=name or part.name,
@@ -73,16 +76,24 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         before=(old if old is not None else a[place : place + _SHOWN])[:_SHOWN],
         after=(new if new is not None else b[place : place + _SHOWN])[:_SHOWN],
         alike=alike,
-        rule=_rule(cause, part),
+        rule=proposal.rule,
+        setting=proposal.setting,
     )
 
 
-def _rule(cause: str, part: Part) -> str:
+def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part) -> Proposal:
     """The rule that would help: lines are moved out of system messages, and keys sorted in tools only."""
     rule = CAUSES[cause].rule
-    if rule == MOVE and part.kind != "system":
-        return ""
-    return "" if rule == "sort_keys" and part.kind not in ("tool", "template") else rule
+    if rule == MOVE:
+        return _moved(before, after, place, part)
+    return NOTHING if not rule or (rule == "sort_keys" and part.kind not in ("tool", "template")) else Proposal(rule)
+
+
+def _moved(before: Prompt, after: Prompt, place: int, part: Part) -> Proposal:
+    old = before.part_at(place)
+    if part.kind != "system" or old.kind != "system" or old.start != part.start:
+        return NOTHING
+    return moving(before.text[old.start : old.end], after.text[part.start : part.end], place - part.start)
 
 
 Why = tuple[str, str, str | None, str | None]

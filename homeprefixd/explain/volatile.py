@@ -6,6 +6,7 @@ Pure functions on two texts and the position of the first character that differs
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _AROUND = 72  # characters to each side that are looked at
@@ -102,6 +103,14 @@ _STATES = frozenset(
     )
 )
 _WORD = re.compile(r"[\w-]+")
+
+
+_DATE_WORD = re.compile(rf"\b(?:{_DAY}|{_MONTH})\b|[上下]午|午[前后後]|오[전후]", re.IGNORECASE)
+
+
+def date_words(text: str) -> Iterator[re.Match[str]]:
+    """Names of days and months in a text, and of halves of days."""
+    return _DATE_WORD.finditer(text)
 
 
 class Volatile(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homeprefixd.cli.explain import apply_rule
+from homeprefixd.config_file import apply_rule
 from homeprefixd.config_sources import Flag, load
 from homeprefixd.explain.causes import GATE
 
