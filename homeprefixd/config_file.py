@@ -6,11 +6,19 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import ConfigError
 
-_EXPRESSIONS = ("move", "custom")
+EXPRESSIONS = ("move", "custom")
 """Rules that are regular expressions: a second one is added to the first."""
+
+
+class Applied(NamedTuple):
+    """What became of a rule that is in force now."""
+
+    file: str  # where it was written; "": nowhere, so it counts until the daemon ends or reads its settings again
+    reason: str  # why it was not; "": it was
 
 
 def rule_line(rule: str, setting: str) -> str:
@@ -31,7 +39,7 @@ def apply_rule(rule: str, file: Path, setting: str = "on") -> str:
     """Set a rule in a TOML file. Its path. Raises ConfigError."""
     try:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-        if rule in _EXPRESSIONS:
+        if rule in EXPRESSIONS:
             setting = joined(_expression(rule, text), setting)
         line = rule_line(rule, setting)
         lines = text.splitlines()

@@ -229,7 +229,13 @@ class SetLogLevel(Frame):
     level: str
 
 
-ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | SetLogLevel | Conversion
+class SetRules(Frame):
+    """Rules for prompts that come from now on."""
+
+    rules: StableRules
+
+
+ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | SetLogLevel | SetRules | Conversion
 
 
 # ---------------------------------------------------------------------------------------------- worker -> daemon

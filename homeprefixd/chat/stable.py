@@ -41,6 +41,22 @@ _MOST_LINES = 8  # that are moved: more are no stray lines, but a list with time
 _HEAD = "Current values:"
 
 
+class Stabilizer:
+    """The rules in force, and what they do to each chat. `rules` may be set from any thread."""
+
+    def __init__(self, rules: StableRules) -> None:
+        self.rules = rules
+        self.clock_in_template = False  # does the model's template ask for the time?
+
+    def __call__(self, generate: Generate) -> tuple[Generate, dict[str, int]]:
+        """As `apply`."""
+        return apply(self.rules, generate, clock_in_template=self.clock_in_template)
+
+    def now(self) -> datetime.datetime:
+        """What templates shall take for now."""
+        return clock(self.rules)()
+
+
 def apply(
     rules: StableRules, generate: Generate, *, clock_in_template: bool = False
 ) -> tuple[Generate, dict[str, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 import click
 
 from ..config_file import apply_rule, rule_line
-from ..config_sources import find_file, user_file
 from ..errors import ConfigError, HomeprefixdError
 from ..explain.causes import GATE
 from .cache import cache_flags, daemon_of
 from .output import Output, count_text, printable, seconds_text
 from .reach import call
-from .settings import load_settings
+from .settings import file_for
 
 
 @click.command()
@@ -41,7 +39,7 @@ def explain(request_id: str, apply: bool, url: str | None, as_json: bool, **give
         rule, setting = explanation.get("rule"), explanation.get("setting") or "on"
         if not rule:
             raise HomeprefixdError("there is no rule that would help here: nothing was written")
-        place = apply_rule(rule, _file(given), setting)
+        place = apply_rule(rule, _wanted(given), setting)
         if not as_json:
             output.line(f"Written: {rule_line(rule, setting)} in {place}. Reload or restart the daemon to use it.")
 
@@ -83,10 +81,9 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
     return lines
 
 
-def _file(given: Mapping[str, str | None]) -> Path:
-    """The configuration file that is in use, else the user's own. Raises ConfigError."""
-    loaded = load_settings(given)
-    found = loaded.file or find_file(os.environ) or user_file(os.environ)
+def _wanted(given: Mapping[str, str | None]) -> Path:
+    """Raises ConfigError."""
+    found = file_for(given)
     if found is None:
         raise ConfigError("there is no configuration file, and no home for one: name one with --config")
     return found
