@@ -877,6 +877,7 @@ class PrefixInfo(msgspec.Struct, frozen=True):
     preview: str
     pinned: int = 0  # tokens of it, from the start, that are pinned
     labels: list[str] = []  # of these pins
+    request: str = ""  # the last one that asked for it, or for most of it; "": that is not known any more
 
 
 class Prefixes(Frame):

@@ -284,3 +284,13 @@ async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -
     backend.script = script(None)
     assert (await client.post(f"/cache/explain/{await ask(client)}/apply")).status == 400
     assert len(used) == 1
+
+
+async def test_whose_a_prefix_is(client: TestClient, backend: ScriptedBackend, admin: MemoryAdmin) -> None:
+    backend.script = script()
+    admin.request = await ask(client)
+    [prefix] = (await (await client.get("/cache/prefixes")).json())["prefixes"]
+    assert prefix["app"] == "HomeApp"
+    admin.request = "forgotten"
+    [prefix] = (await (await client.get("/cache/prefixes")).json())["prefixes"]
+    assert prefix["app"] == ""
