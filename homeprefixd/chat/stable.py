@@ -19,7 +19,8 @@ from ..frames import Generate, Message, StableRules
 _BILLING = re.compile(r"^[^\S\n]*x-[\w-]*billing[\w-]*:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
 """A coding agent's header line in the system message: its version, and a number that is new with each request."""
 
-_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = f"(?:{'|'.join(_MONTHS)})"
 _CLOCK = (
     r"(?:\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}"
     rf"|\b{_MONTH}[a-z]*\.?\s+\d{{1,2}}\b|\b\d{{1,2}}(?:st|nd|rd|th)?\s+{_MONTH})"
@@ -31,7 +32,7 @@ _PLACE_WORD = (
     r"|session(?: id)?|request(?: id)?|nonce|turn|counter))"
 )
 _LINE = re.compile(r"^[^\n]{1,240}$", re.MULTILINE)
-_DIGIT = re.compile(r"\d")
+_NUMBERS = re.compile(r"\d[:./-]\d")
 _CLOCK_AT_ALL = re.compile(_CLOCK, re.IGNORECASE)
 _TIMED_LINE = re.compile(rf"[^\n]*\b{_CLOCK_WORD}\b[^\n]*{_CLOCK}|[^\n]{{0,40}}{_CLOCK}[^\n]{{0,40}}$", re.IGNORECASE)
 _PLACE_LINE = re.compile(rf"[#*\-\s]*{_PLACE_WORD}\b", re.IGNORECASE)
@@ -156,9 +157,17 @@ def taken_out(content: str, rules: StableRules, counts: Counter[str]) -> tuple[s
 def _volatile_lines(text: str) -> Iterator[tuple[int, int]]:
     for found in _LINE.finditer(text):
         line = found[0]
-        timed = all(look.search(line) for look in (_DIGIT, _CLOCK_AT_ALL)) and _TIMED_LINE.match(line) is not None
+        timed = _may_tell_time(line) and _TIMED_LINE.match(line) is not None
         if timed or _PLACE_LINE.match(line) is not None:
             yield found.span()
+
+
+def _may_tell_time(line: str) -> bool:
+    """The cheap looks first: most lines have neither."""
+    if _NUMBERS.search(line) is not None:
+        return _CLOCK_AT_ALL.search(line) is not None
+    small = line.lower()
+    return any(month in small for month in _MONTHS) and _CLOCK_AT_ALL.search(line) is not None
 
 
 def sort_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
