@@ -34,6 +34,7 @@ class StableRules(msgspec.Struct, frozen=True):
     sort_keys: bool = False
     custom: str = ""  # regular expression of text that is removed from the system message; "": none
     apps: tuple[str, ...] = ()  # those whose names contain one of these; (): all
+    move: str = ""  # regular expression of text in system messages that goes to the last user message; "": none
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -228,7 +229,13 @@ class SetLogLevel(Frame):
     level: str
 
 
-ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | SetLogLevel | Conversion
+class SetRules(Frame):
+    """Rules for prompts that come from now on."""
+
+    rules: StableRules
+
+
+ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | SetLogLevel | SetRules | Conversion
 
 
 # ---------------------------------------------------------------------------------------------- worker -> daemon
@@ -317,6 +324,7 @@ class Finding(msgspec.Struct, frozen=True):
     after: str  # what stands there now
     alike: int  # tokens behind it that are the same in both, roughly
     rule: str = ""  # the rule of `chat/stable.py` that would have kept it stable
+    setting: str = "on"  # what that rule must be set to
 
 
 class Gone(msgspec.Struct, array_like=True, frozen=True):
@@ -869,6 +877,7 @@ class PrefixInfo(msgspec.Struct, frozen=True):
     preview: str
     pinned: int = 0  # tokens of it, from the start, that are pinned
     labels: list[str] = []  # of these pins
+    request: str = ""  # the last one that asked for it, or for most of it; "": that is not known any more
 
 
 class Prefixes(Frame):

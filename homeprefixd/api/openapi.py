@@ -140,6 +140,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation("GET", "/cache/overview", "What the page shows"),
     Operation("GET", "/cache/events", "The same, as it changes", media=EVENTS),
     Operation("GET", "/cache/explain/{id}", "Why a request did not reuse more"),
+    Operation("POST", "/cache/explain/{id}/apply", "Use the rule that would help"),
     *_both(Operation("GET", "/metrics", "For Prometheus", media=PLAIN)),
 )
 

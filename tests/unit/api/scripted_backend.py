@@ -228,6 +228,7 @@ class MemoryAdmin:
         self.figures: dict[str, Any] = {"nodes": 3, "warm": {"bytes": 1000}}
         self.matched: list[tuple[Any, ...]] = []
         self.exported = b""
+        self.request = ""  # that asked for the prefix
         self.imported = b""
         self.pinned: list[tuple[Pin | Unpin, Any, Any]] = []
         self.plan = Plan(
@@ -246,7 +247,8 @@ class MemoryAdmin:
 
     async def prefixes(self, limit: int, model: str) -> Prefixes:
         self.listed = (limit, model)
-        info = PrefixInfo("00ff", "demo", 128, 64, 2000, 1000, ["hot", "warm"], 1.0, 2.0, 5, "You are")
+        sizes = 128, 64, 2000, 1000
+        info = PrefixInfo("00ff", "demo", *sizes, ["hot", "warm"], 1.0, 2.0, 5, "You are", request=self.request)
         return Prefixes(0, [info], 3)
 
     async def purge(self, request: Purge) -> Purged:

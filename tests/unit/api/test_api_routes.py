@@ -114,6 +114,8 @@ async def test_prefixes(client: TestClient, admin: MemoryAdmin) -> None:
             "preview": "You are",
             "pinned": 0,
             "labels": [],
+            "request": "",
+            "app": "",
         }
     ]
     await client.get("/cache/prefixes")
