@@ -19,6 +19,8 @@ Calls = Literal[
     "harmony",  # <|channel|>commentary to=functions.name<|message|>{...}<|call|>
     "deepseek",  # <｜tool▁call▁begin｜>function<｜tool▁sep｜>name ```json {...}```<｜tool▁call▁end｜>
     "deepseek_plain",  # <｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
+    "dsml_functions",  # <｜DSML｜function_calls><｜DSML｜invoke name="name"><｜DSML｜parameter name="key" ...
+    "dsml_tools",  # the same in <｜DSML｜tool_calls>
     "generic",  # {"name": ..., "arguments": {...}}
 ]
 
@@ -41,6 +43,8 @@ _MARKERS: dict[Calls, tuple[str, ...]] = {
     "harmony": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"),
     "deepseek": (),
     "deepseek_plain": (),
+    "dsml_functions": ("｜DSML｜",),
+    "dsml_tools": ("｜DSML｜",),
     "generic": (),
 }
 
@@ -55,6 +59,9 @@ DEEPSEEK = (
     "<｜tool▁calls▁end｜>",
 )
 """Begin of all, begin of one, between the kind or the name and what follows, end of one, end of all."""
+
+DSML: dict[Calls, str] = {"dsml_functions": "function_calls", "dsml_tools": "tool_calls"}
+"""Layouts of DeepSeek since V3.2 -> the tag around all calls."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ def detect_layout(template: str) -> Layout:
 def _detect_calls(template: str) -> Calls:
     if "<|channel|>" in template and "<|message|>" in template:
         return "harmony"
+    if "｜DSML｜" in template:
+        return "dsml_functions" if "function_calls>" in template else "dsml_tools"
     if DEEPSEEK[0] in template:
         return "deepseek" if "```json" in template else "deepseek_plain"
     if "[TOOL_CALLS]" in template:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..frames import CallPiece
-from .layout import DEEPSEEK, GEMMA_QUOTES, Layout
+from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, Layout
 from .reader import Reader, Sink, Wait
-from .spoken_calls import arguments_of_braces, calls_of_python, calls_of_tags
+from .spoken_calls import arguments_of_braces, arguments_of_dsml, calls_of_python, calls_of_tags
 
 _CALL_KEYS = frozenset({"name", "arguments", "parameters", "function", "type", "id", "tool_call"})
 _NAME = re.compile(r"[\w.\-]{1,128}")
@@ -79,7 +79,8 @@ class _MalformedError(Exception):
 class ReplyParser:
     """One reply. `feed` what the model writes, then `finish`.
 
-    `tools`: names of those that may be called; where nothing but its form marks a call, only these are taken for one.
+    `tools`: the functions that may be called, by name; where nothing but its form marks a call, only these are taken
+    for one.
     `opened`: the prompt ends within the thoughts. `calls` False: calls are left in the text. `parallel` False: after
     one call `ended` is True, and nothing more is looked at. `new_id` makes the ids of calls.
     """
@@ -88,7 +89,7 @@ class ReplyParser:
         self,
         layout: Layout,
         *,
-        tools: Collection[str],
+        tools: Mapping[str, dict[str, Any]],
         opened: bool,
         calls: bool,
         parallel: bool,
@@ -170,6 +171,8 @@ class ReplyParser:
             yield from self._marked(("[TOOL_CALLS]",), self._mistral)
         elif kind.startswith("deepseek"):
             yield from self._marked((DEEPSEEK[0],), self._deepseek)
+        elif kind in DSML:
+            yield from self._marked(tuple(f"<｜DSML｜{tag}>" for tag in DSML.values()), self._dsml)
         elif kind in GEMMA_QUOTES:
             yield from self._braces(*self._layout.markers[:4])
         elif kind == "gemma":
@@ -219,7 +222,7 @@ class ReplyParser:
                 continue
             space = reader.recorded()
             closed = yield from reader.until(("</tool_call>",), body.append)
-            calls = calls_of_tags("".join(body), bool(closed))
+            calls = calls_of_tags("".join(body), bool(closed), self._parameters)
             for name, arguments in calls:
                 self._whole(name, arguments)
             if not calls:
@@ -348,6 +351,24 @@ class ReplyParser:
             yield from self._arguments(name)
             if not self.ended:
                 yield from reader.until((end,), lambda _fence: None)
+
+    def _dsml(self) -> Wait:
+        reader = self._reader
+        ends = tuple(f"</｜DSML｜{tag}>" for tag in DSML.values())
+        while not self.ended:
+            if (yield from reader.until(('<｜DSML｜invoke name="', *ends), lambda _space: None)).startswith("</"):
+                return
+            head: list[str] = []
+            body: list[str] = []
+            yield from reader.until(('">',), head.append)
+            if not (yield from reader.until(("</｜DSML｜invoke>",), body.append)):
+                return  # cut short, or none at all
+            name = "".join(head)
+            if _NAME.fullmatch(name):
+                self._whole(name, arguments_of_dsml("".join(body), self._parameters(name)))
+
+    def _parameters(self, name: str) -> Any:
+        return self._tools.get(name, {}).get("parameters")
 
     def _braces(self, opening: str, closing: str, quote: str, response: str) -> Wait:
         while not self.ended:

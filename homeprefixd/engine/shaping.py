@@ -62,7 +62,7 @@ class Shaper:
         if calls or layout.thoughts is not None or layout.calls == "harmony":
             parser = ReplyParser(
                 layout,
-                tools=frozenset(tool_functions(generate.tools or [])),
+                tools=tool_functions(generate.tools or []),
                 opened=opened,
                 calls=calls,
                 parallel=generate.parallel_tool_calls and not generate.tool_choice.startswith("="),
