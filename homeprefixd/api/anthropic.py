@@ -43,7 +43,7 @@ class Block(msgspec.Struct):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
-    source: dict[str, Any] | None = None
+    source: Any = None
 
 
 class MessageBody(msgspec.Struct):
@@ -117,7 +117,7 @@ def _text(where: str, block: Block) -> str:
         if block.text is None:
             raise missing(f"{where}.text")
         return block.text
-    source = block.source or {}
+    source = block.source if isinstance(block.source, dict) else {}
     if block.type == "document" and source.get("type") == "text" and isinstance(source.get("data"), str):
         return str(source["data"])
     raise unsupported(f"{where}.type", f"`{where}`: blocks of type {block.type[:40]!r} are not supported here.")

@@ -29,15 +29,36 @@ MAX_STOP_LENGTH = 1024
 MAX_NESTING = 64
 """Of values that are passed on as they came (tools, template arguments): no decoder on their way may overflow."""
 
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+"""Escapes in JSON; `half` is half of a character, as a text has that was cut within an emoji."""
+
 _EXPECTED = re.compile(r"Expected `(.+)`, got `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+)`$")
 _NAMES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 
 
+def _mended(match: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if match["half"] else match[0]
+
+
+def _decoded(body: bytes, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        mended = _ESCAPES.sub(_mended, body)
+        if mended == body:
+            raise
+        return msgspec.json.decode(mended, type=kind)
+
+
 def decode(body: bytes, kind: type[Body], ignored: frozenset[str] = frozenset()) -> Body:
     """A request's body. `ignored`: fields that are known and need nothing done. Raises RequestError."""
     try:
-        value = msgspec.json.decode(body, type=kind)
+        value = _decoded(body, kind)
     except msgspec.ValidationError as error:
         raise _explain(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -46,7 +67,7 @@ def decode(body: bytes, kind: type[Body], ignored: frozenset[str] = frozenset())
         raise RequestError("The request's body is nested too deeply.", code="bad_json") from error
     if logger.isEnabledFor(logging.DEBUG):
         known = {field.encode_name for field in msgspec.structs.fields(kind)} | ignored
-        unknown = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() - known
+        unknown = msgspec.json.decode(_ESCAPES.sub(_mended, body), type=dict[str, msgspec.Raw]).keys() - known
         if unknown:
             logger.debug("ignored fields: %s", ", ".join(sorted(unknown)))
     return value
@@ -200,7 +221,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             "min_p": number("min_p", self.min_p, 0, 1),
             "typical_p": number("typical_p", self.typical_p, 0, 1),
             "repeat_penalty": number("repeat_penalty", self.repeat_penalty, 0, 100, open_low=True),
-            "repeat_last_n": whole("repeat_last_n", self.repeat_last_n, 0),
+            "repeat_last_n": whole("repeat_last_n", self.repeat_last_n, -1),
             "presence_penalty": number("presence_penalty", self.presence_penalty, -100, 100),
             "frequency_penalty": number("frequency_penalty", self.frequency_penalty, -100, 100),
             "seed": None if seed is None else -1 if seed < 0 else seed % 2**32,  # llama.cpp takes 32 bits

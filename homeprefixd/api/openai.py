@@ -51,15 +51,16 @@ _IGNORED = frozenset(
 
 
 class Part(msgspec.Struct):
-    """A part of a message's content. Others than `text` are refused later, by name."""
+    """A part of a message's content. Others than texts are refused later, by name."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None  # what an assistant once said instead
 
 
 class FunctionCall(msgspec.Struct):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct):
@@ -73,6 +74,7 @@ class MessageBody(msgspec.Struct):
     content: str | list[Part] | msgspec.UnsetType | None = msgspec.UNSET
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None  # what `tool_calls` was before
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -176,6 +178,7 @@ class ChatBody(CommonBody, kw_only=True):
     messages: list[MessageBody]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: list[Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -219,6 +222,9 @@ def _content(where: str, content: str | list[Part] | None) -> str | None:
         return content
     texts = []
     for index, part in enumerate(content):
+        if part.type == "refusal":
+            texts.append(part.refusal or "")
+            continue
         if part.type != "text":
             raise _unsupported(
                 f"{where}[{index}].type",
@@ -242,20 +248,21 @@ def _message(index: int, body: MessageBody) -> Message:
             code="unknown_role",
         )
     content = body.content
+    made = body.tool_calls or ([] if body.function_call is None else [ToolCall(body.function_call)])
     if content is msgspec.UNSET:
-        if body.role != "assistant" or not (body.tool_calls or body.reasoning_content):
+        if body.role != "assistant" or not (made or body.reasoning_content):
             raise RequestError(f"`{where}.content` is missing.", param=f"{where}.content", code="missing_field")
         content = None
     calls = None
-    if body.tool_calls:
-        fields.check_plain(f"{where}.tool_calls", [call.function.arguments for call in body.tool_calls])
+    if made:
+        fields.check_plain(f"{where}.tool_calls", [call.function.arguments for call in made])
         calls = [
             {
                 **({} if call.id is None else {"id": call.id}),
                 "type": call.type,
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                "function": {"name": call.function.name, "arguments": call.function.arguments or ""},
             }
-            for call in body.tool_calls
+            for call in made
         ]
     return Message(
         role=role,
@@ -268,10 +275,23 @@ def _message(index: int, body: MessageBody) -> Message:
 
 
 def _check_tools(body: ChatBody) -> None:
+    if body.functions:
+        raise _unsupported("functions", "`functions` is what `tools` was before, and not supported: send `tools`.")
     fields.check_plain("tools", body.tools)
     for index, tool in enumerate(body.tools or []):
-        if not isinstance(tool.get("function", {}), dict):
-            raise RequestError(f"`tools[{index}].function` must be object.", param=f"tools[{index}].function")
+        where = f"tools[{index}]"
+        kind = tool.get("type", "function")
+        if kind != "function":
+            raise _unsupported(
+                f"{where}.type", f"`{where}`: only tools of type 'function' are supported, not {str(kind)[:40]!r}."
+            )
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise RequestError(f"`{where}.function` must be object.", param=f"{where}.function")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise RequestError(
+                f"`{where}.function.name` is missing.", param=f"{where}.function.name", code="missing_field"
+            )
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str:
@@ -281,6 +301,8 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str:
     if isinstance(choice, str):
         if choice in ("auto", "none", "required"):
             return choice
+        if choice == "any":  # Mistral's word
+            return "required"
     else:
         function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, dict) else None

@@ -316,7 +316,6 @@ async def test_rule_13_what_is_not_supported_says_so(client: TestClient, method:
         ("/api/chat", {"messages": [{"role": "judge"}]}, 400, "judge"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images"),
         ("/api/chat", [], 400, "object"),
-        ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
         ("/api/generate", {"prompt": "x", "images": ["aGk="]}, 400, "images"),
         ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context"),
         ("/api/generate", {"prompt": "x", "template": "y"}, 400, "template"),
