@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Embed
+from ..frames import Embed, Tokenize
 from . import fields
-from .content_parts import check_ids
+from .content_parts import check_ids, checked_content, object_text
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
@@ -30,32 +31,49 @@ _IGNORED = frozenset({"user", "encoding_format"})
 
 
 class EmbeddingsBody(msgspec.Struct):
-    input: str | list[str | int | list[int]]
+    input: str | dict[str, Any] | list[str | int | list[str | int] | dict[str, Any]]
     model: str | None = None
     encoding_format: str | None = None
     dimensions: Number = None
 
 
-def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """One text, the tokens of one, or several of these. Raises RequestError."""
-    if isinstance(given, str):
-        return [given]
-    texts = [part for part in given if isinstance(part, str)]
-    tokens = [part for part in given if isinstance(part, int)]
-    if not given or len(tokens) not in (0, len(given)):
-        raise RequestError(
-            "`input` must be a text, a list of token ids, or a list of texts and such lists; not empty.",
-            param="input",
-            code="wrong_type",
-        )
-    inputs: list[str | list[int]] = [tokens] if tokens else [part for part in given if not isinstance(part, int)]
-    if len(inputs) > MAX_INPUTS or sum(map(len, texts)) > MAX_TEXT:
+def inputs_of(given: str | dict[str, Any] | Sequence[Any]) -> list[str | list[str | int]]:
+    """One input or several. One is a text, token ids, both mixed, or an object with a text. Raises RequestError."""
+    if isinstance(given, str | dict):
+        return [_input(given)]
+    if any(isinstance(part, int) for part in given):
+        return [_input(given)]
+    inputs = [_input(part) for part in given]
+    if not inputs:
+        raise _wrong()
+    check_size(len(inputs), [part for one in inputs for part in ([one] if isinstance(one, str) else one)])
+    return inputs
+
+
+def check_size(count: int, parts: Sequence[str | int]) -> None:
+    """Refuse too many inputs, or too much text in all of them. Raises RequestError."""
+    if count > MAX_INPUTS or sum(len(part) for part in parts if isinstance(part, str)) > MAX_TEXT:
         raise RequestError(
             f"`input` must have at most {MAX_INPUTS} texts of at most {MAX_TEXT} characters in all: send it in pieces.",
             param="input",
             code="out_of_range",
         )
-    return inputs
+
+
+def _input(given: Any) -> str | list[str | int]:
+    if isinstance(given, dict):
+        return object_text("input", given)
+    if isinstance(given, str) or (isinstance(given, list) and all(isinstance(part, str | int) for part in given)):
+        return given
+    raise _wrong()
+
+
+def _wrong() -> RequestError:
+    return RequestError(
+        "`input` must be a text, token ids, an object with one, or a list of these; not empty.",
+        param="input",
+        code="wrong_type",
+    )
 
 
 def floats(vector: bytes) -> list[float]:
@@ -67,6 +85,26 @@ def floats(vector: bytes) -> list[float]:
 
 def _shown(vector: bytes, encoded: bool) -> Any:
     return base64.b64encode(vector).decode() if encoded else floats(vector)
+
+
+async def _taken(request: web.Request, alias: str, inputs: list[str | list[str | int]]) -> list[str | list[int]]:
+    """As the worker takes them: texts beside token ids become tokens. Raises RequestError."""
+    n_vocab = vocabulary(request, alias)
+    taken: list[str | list[int]] = []
+    for given in inputs:
+        if isinstance(given, str):
+            taken.append(given)
+            continue
+        ids = [part for part in given if isinstance(part, int)]
+        if len(ids) == len(given):
+            check_ids("input", ids, n_vocab)
+        else:
+            ask = Tokenize(
+                f"ask-{request.app[IDENTITY].token()}", checked_content(given, n_vocab, "input"), True, True, False
+            )
+            ids = (await request.app[BACKEND].convert(alias, ask)).tokens
+        taken.append(ids)
+    return taken
 
 
 async def embeddings(request: web.Request) -> web.Response:
@@ -81,13 +119,9 @@ async def embeddings(request: web.Request) -> web.Response:
     inputs = inputs_of(body.input)
     backend = request.app[BACKEND]
     alias = backend.resolve(body.model)
-    n_vocab = vocabulary(request, alias)
-    for given in inputs:
-        if isinstance(given, list):
-            check_ids("input", given, n_vocab)
     dimensions = fields.whole("dimensions", body.dimensions, 1, MAX_DIMENSIONS) or 0
     rid = f"embd-{request.app[IDENTITY].token()}"
-    found = await backend.convert(alias, Embed(rid, inputs, dimensions))
+    found = await backend.convert(alias, Embed(rid, await _taken(request, alias, inputs), dimensions))
     count = sum(found.tokens)
     encoded = body.encoding_format == "base64"
     return json_response(

@@ -151,7 +151,8 @@ def stop_strings(value: str | list[str] | None) -> list[str]:
     return stops
 
 
-LogitBias = dict[str, float | bool] | list[tuple[int, float | bool]] | None
+LogitBias = dict[str, float | bool] | list[tuple[int | str, float | bool]] | None
+"""Some dialects also take texts as keys, and turn them into token ids first."""
 
 
 def logit_bias(value: LogitBias, n_vocab: int | None) -> dict[int, float]:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ..frames import Converted, Embed
 from . import fields
-from .embeddings import MAX_DIMENSIONS, floats, inputs_of
+from .embeddings import MAX_DIMENSIONS, check_size, floats
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
@@ -55,9 +55,10 @@ async def embed(request: web.Request) -> web.Response:
     seconds = await _kept(request, alias, body.keep_alive)
     found = Converted("")
     if body.input:
-        texts = inputs_of([*([body.input] if isinstance(body.input, str) else body.input)])
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        check_size(len(texts), texts)
         rid = f"embd-{request.app[IDENTITY].token()}"
-        wanted = Embed(rid, texts, dimensions, truncate=body.truncate is not False)
+        wanted = Embed(rid, [*texts], dimensions, truncate=body.truncate is not False)
         found = await request.app[BACKEND].convert(alias, wanted)
     elif seconds is None:
         await request.app[BACKEND].load(alias, None)

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import ScriptedBackend
 
 from homeprefixd.errors import RequestError
-from homeprefixd.frames import Converted, Embed
+from homeprefixd.frames import Converted, Embed, Tokenize
 
 PATH = "/v1/embeddings"
 VECTORS = [struct.pack("<2f", 0.6, 0.8), struct.pack("<2f", 1.0, 0.0)]
@@ -31,6 +31,8 @@ def asked(backend: ScriptedBackend) -> Embed:
         ([1, 2, 3], [[1, 2, 3]]),
         ([[1, 2], [3]], [[1, 2], [3]]),
         (["a", [1]], ["a", [1]]),
+        ({"prompt_string": "a text"}, ["a text"]),
+        (["a", {"content": [{"type": "text", "text": "b "}, {"type": "text", "text": "c"}]}], ["a", "b c"]),
     ],
 )
 async def test_inputs(client: TestClient, backend: ScriptedBackend, given: Any, inputs: Any) -> None:
@@ -46,6 +48,16 @@ async def test_inputs(client: TestClient, backend: ScriptedBackend, given: Any, 
     assert body["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
 
 
+@pytest.mark.parametrize("given", [[7, "a", 8], [[7, "a", 8]]])
+async def test_texts_beside_token_ids_become_tokens(client: TestClient, backend: ScriptedBackend, given: Any) -> None:
+    backend.converted = Converted("", tokens=[7, 4, 8], vectors=VECTORS[:1])
+    assert (await client.post(PATH, json={"input": given})).status == 200
+    first = backend.conversions[-2]
+    assert isinstance(first, Tokenize)
+    assert first.content == [7, "a", 8]
+    assert asked(backend).inputs == [[7, 4, 8]]
+
+
 async def test_base64(client: TestClient, backend: ScriptedBackend) -> None:
     backend.converted = Converted("", tokens=[2], vectors=VECTORS[:1])
     body = await (await client.post(PATH, json={"input": "x", "encoding_format": "base64"})).json()
@@ -57,8 +69,12 @@ async def test_base64(client: TestClient, backend: ScriptedBackend) -> None:
     [
         ({}, "input"),
         ({"input": []}, "input"),
-        ({"input": ["a", 1]}, "input"),
+        ({"input": ["a", 1.5]}, "input[1]"),
         ({"input": [1, [2]]}, "input"),
+        ({"input": ["a", 1000]}, "input"),
+        ({"input": {"content": "a"}}, "input"),
+        ({"input": {"content": [{"type": "image_url"}]}}, "input"),
+        ({"input": {"prompt_string": "a", "multimodal_data": ["b"]}}, "input"),
         ({"input": 3}, "input"),
         ({"input": [1000]}, "input"),
         ({"input": [[-1]]}, "input"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient
 from scripted_backend import ScriptedBackend
+
+from homeprefixd.frames import Converted
 
 CHAT = "/v1/chat/completions"
 
@@ -85,3 +88,22 @@ async def test_anthropics_search_results_are_named(client: TestClient) -> None:
     reply = await client.post("/v1/messages", json=body)
     assert reply.status == 400
     assert "'search_result'" in (await reply.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("given", [[["ab", -5], [7, 1], ["9", False]], {"ab": -5, "7": 1, "9": False}])
+async def test_llama_servers_bias_on_a_text_is_one_on_its_tokens(
+    client: TestClient, backend: ScriptedBackend, given: Any
+) -> None:
+    backend.converted = Converted("", tokens=[3, 4])
+    reply = await client.post("/completion", json={"prompt": "x", "logit_bias": given})
+    assert reply.status == 200, await reply.text()
+    assert backend.asked.sampling.logit_bias == {3: -5.0, 4: -5.0, 7: 1.0, 9: -math.inf}
+    assert (
+        await client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "logit_bias": given})
+    ).status == 400
+
+
+async def test_too_many_texts_with_a_bias(client: TestClient) -> None:
+    reply = await client.post("/completion", json={"prompt": "x", "logit_bias": [[f"a{n}", 1] for n in range(1001)]})
+    assert reply.status == 400
+    assert "at most 1000 texts" in (await reply.json())["error"]["message"]
