@@ -14,7 +14,7 @@ from ..errors import RequestError
 from ..frames import Constraint
 from .braces import BraceRules, shared_rules
 from .dsml import ParameterRules
-from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, Layout
+from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, LISTS, Layout
 
 Mark = Callable[[str], str]
 """A marker -> the grammar's expression for it."""
@@ -130,6 +130,9 @@ class _CallRules:
             self.between = text("; ")
         elif self._kind == "mistral":
             self.before, self.between, self.after = f'{mark("[TOOL_CALLS]")} "["', '", "', '"]"'
+        elif self._kind in LISTS:
+            opening, *closing = map(mark, LISTS[self._kind])
+            self.before, self.between, self.after = f'{opening} "["', '", "', " ".join(['"]"', *closing])
         elif self._kind == "mistral_args" or self._kind in GEMMA_QUOTES:
             self.between = ""
         elif self._kind in DSML:
@@ -165,8 +168,9 @@ class _CallRules:
             channel, message = mark("<|channel|>"), mark("<|message|>")
             head = text(f"commentary to=functions.{name} ")
             return f'{channel} {head} {mark("<|constrain|>")} "json" {message} {arguments}'
-        key = "parameters" if self._kind == "llama3" else "arguments"
-        return f'{text("{" + text("name") + ": " + text(name) + ", " + text(key) + ": ")} {arguments} "}}"'
+        key = "parameters" if self._kind in ("llama3", "command") else "arguments"
+        naming = "tool_name" if self._kind == "command" else "name"
+        return f'{text("{" + text(naming) + ": " + text(name) + ", " + text(key) + ": ")} {arguments} "}}"'
 
 
 def start_rules(layout: Layout | None, opened: bool, mark: Mark, *, calls: bool = False) -> list[str]:

@@ -21,6 +21,10 @@ Calls = Literal[
     "deepseek_plain",  # <｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
     "dsml_functions",  # <｜DSML｜function_calls><｜DSML｜invoke name="name"><｜DSML｜parameter name="key" ...
     "dsml_tools",  # the same in <｜DSML｜tool_calls>
+    "granite",  # <|tool_call|>[{"name": ..., "arguments": {...}}]
+    "nemotron",  # <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>
+    "command",  # <|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>
+    "lfm",  # <|tool_call_start|>[name(key="text")]<|tool_call_end|>
     "generic",  # {"name": ..., "arguments": {...}}
 ]
 
@@ -45,6 +49,10 @@ _MARKERS: dict[Calls, tuple[str, ...]] = {
     "deepseek_plain": (),
     "dsml_functions": ("｜DSML｜",),
     "dsml_tools": ("｜DSML｜",),
+    "granite": ("<|tool_call|>",),
+    "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
+    "command": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "lfm": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "generic": (),
 }
 
@@ -59,6 +67,9 @@ DEEPSEEK = (
     "<｜tool▁calls▁end｜>",
 )
 """Begin of all, begin of one, between the kind or the name and what follows, end of one, end of all."""
+
+LISTS: dict[Calls, tuple[str, ...]] = {kind: _MARKERS[kind] for kind in ("granite", "nemotron", "command")}
+"""Layouts whose calls are one list of JSON objects -> the mark before it, and the one after it if there is one."""
 
 DSML: dict[Calls, str] = {"dsml_functions": "function_calls", "dsml_tools": "tool_calls"}
 """Layouts of DeepSeek since V3.2 -> the tag around all calls."""
@@ -89,6 +100,7 @@ def detect_layout(template: str) -> Layout:
 
 
 def _detect_calls(template: str) -> Calls:
+    calls: Calls
     if "<|channel|>" in template and "<|message|>" in template:
         return "harmony"
     if "｜DSML｜" in template:
@@ -105,6 +117,11 @@ def _detect_calls(template: str) -> Calls:
         return "hermes"
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
         return "llama3"
+    for calls in ("nemotron", "command", "granite"):
+        if _MARKERS[calls][0] in template:
+            return calls
+    if "<|tool_call_start|>" in template or "List of tools: " in template:
+        return "lfm"
     if "<start_of_turn>" in template:
         return "gemma"
     return "generic"

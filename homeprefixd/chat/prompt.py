@@ -19,8 +19,9 @@ import msgspec
 from ..errors import HomeprefixdError, ModelError, RequestError
 from ..frames import Message
 from .adapting import adapted
-from .layout import detect_layout, takes_tools
+from .layout import Layout, detect_layout, takes_tools
 from .sandbox import ChatEnvironment, TemplateRaisedError
+from .writing import written_calls
 
 MAX_TEXT = 64 << 20
 """Characters of a rendered prompt; the longest context known takes about a tenth of it."""
@@ -111,7 +112,7 @@ def describe_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) 
     shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = f"{_TOOLS}\n{shown}"
     described = []
-    for message in calls_as_text(messages):
+    for message in calls_as_text(messages, Layout("generic")):
         if message["role"] == "tool":
             message = {"role": "user", "content": f"Result of the tool: {message['content']}"}
         described.append(message)
@@ -121,13 +122,13 @@ def describe_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) 
     return [{"role": "system", "content": text}, *described]
 
 
-def calls_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template that shows no calls: they are JSON in the text, a line each."""
+def calls_as_text(messages: list[dict[str, Any]], layout: Layout) -> list[dict[str, Any]]:
+    """Messages for a template that shows no calls: they are in the text, as the model of `layout` writes them."""
     shown = []
     for message in messages:
-        calls = message.get("tool_calls") or []
-        written = [json.dumps(call.get("function", call), ensure_ascii=False) for call in calls]
+        functions = [call.get("function", call) for call in message.get("tool_calls") or []]
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        written = [written_calls(functions, layout)] if functions else []
         shown.append({**rest, "content": "\n".join(filter(None, [message["content"], *written]))})
     return shown
 
@@ -231,7 +232,7 @@ class PromptBuilder:
         if tools and not self._takes_tools:
             plain = describe_tools(plain, tools)
         elif not self._shows_calls:
-            plain = calls_as_text(plain)
+            plain = calls_as_text(plain, self.layout)
         variables = {
             **self._tokens,
             "documents": None,  # transformers defines it always

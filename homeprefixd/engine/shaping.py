@@ -22,7 +22,7 @@ from .emission import Reply
 from .gbnf import translate
 
 _ID_LETTERS = string.ascii_letters + string.digits
-_NO_GRAMMAR = frozenset({"gemma"})  # Python's syntax; what its prompt is told about tools asks for JSON anyway
+_NO_GRAMMAR = frozenset({"gemma", "lfm"})  # Python's syntax: calls that must be made are JSON
 
 
 def is_constrained(generate: Generate) -> bool:

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from homeprefixd.chat.layout import detect_layout
 from homeprefixd.chat.prompt import PromptBuilder
+from homeprefixd.chat.reply import ReplyParser
 from homeprefixd.errors import ModelError, RequestError
 from homeprefixd.frames import Message
 
@@ -159,6 +161,22 @@ def test_calls_that_a_template_does_not_show_are_text() -> None:
     source = "{{ tools | length }}{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}"
     shown = '[user hi][assistant So:\n{"name": "f", "arguments": {"x": 1}}][tool 5]'
     assert render(source, messages, [{"type": "function", "function": {"name": "f"}}]) == f"1{shown}"
+
+
+@pytest.mark.parametrize(
+    ("mark", "shown"),
+    [
+        ("<|tool_call|>", '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]'),
+        ("<TOOLCALL>", '<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]</TOOLCALL>'),
+        ("<|tool_call_start|>", "<|tool_call_start|>[f(x=1), g()]<|tool_call_end|>"),
+    ],
+)
+def test_they_are_as_the_model_writes_them(mark: str, shown: str) -> None:
+    messages = [Message("assistant", tool_calls=[CALL, OTHER]), Message("user", "x")]
+    assert render("{# tools " + mark + " #}{{ messages[0].content }}", messages) == shown
+    parser = ReplyParser(detect_layout(mark), tools={}, opened=False, calls=True, parallel=True, new_id=lambda: "id")
+    pieces = [*parser.feed(shown).calls, *parser.finish().calls]
+    assert [json.loads(piece.arguments) for piece in pieces] == [{"x": 1}, {}]
 
 
 def test_generators_become_json() -> None:

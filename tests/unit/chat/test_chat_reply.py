@@ -360,6 +360,48 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         ("", "", [("turn_on", {"a": "7", "b": 7})]),
     ),
     (
+        # the description on the card of Granite 3.3
+        "granite: a list behind a mark",
+        Layout("granite", THINK),
+        'So:<|tool_call|>[{"name": "get_weather", "arguments": '
+        + ARGUMENTS
+        + '}, {"name": "turn_on", "arguments": {}}]',
+        {},
+        ("So:", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
+        "granite: no list, and no call",
+        Layout("granite"),
+        '<|tool_call|> {"name": "turn_on", "arguments": {"id": 1}}<|tool_call|> [1] <|tool_call|>x',
+        {},
+        ("<|tool_call|> 1] <|tool_call|>x", "", [("turn_on", {"id": 1})]),
+    ),
+    (
+        # the template of Nemotron Nano 2
+        "nemotron: a list between marks",
+        Layout("nemotron", THINK),
+        'Hm.</think>\n<TOOLCALL>[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]</TOOLCALL>",
+        {"opened": True},
+        ("", "Hm.", [WEATHER]),
+    ),
+    (
+        # the template of Command R7B
+        "command: actions",
+        Layout("command", ("<|START_THINKING|>", "<|END_THINKING|>")),
+        "<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n    "
+        '{"tool_call_id": "0", "tool_name": "get_weather", "parameters": ' + ARGUMENTS + "}\n]<|END_ACTION|>",
+        {},
+        ("", "I look.", [WEATHER]),
+    ),
+    (
+        # Liquid's description of LFM2
+        "lfm: Python between marks",
+        Layout("lfm"),
+        '<|tool_call_start|>[get_weather(city="Paris", unit="°C"), turn_on(id=3)]<|tool_call_end|>Looking it up.',
+        {},
+        ("Looking it up.", "", [WEATHER, ("turn_on", {"id": 3})]),
+    ),
+    (
         "generic: a call of OpenAI's form",
         Layout("generic"),
         '\n{"type": "function", "function": {"name": "get_weather", "arguments": ' + ARGUMENTS + "}}",
@@ -459,6 +501,11 @@ def test_no_reply_depends_on_its_cuts(layout: Any, bits: list[str], parallel: bo
         ("[AVAILABLE_TOOLS][TOOL_CALLS]", Layout("mistral")),
         ("[TOOL_CALLS]x[ARGS][THINK][/THINK]", Layout("mistral_args", ("[THINK]", "[/THINK]"))),
         ("<start_of_turn>model", Layout("gemma")),
+        ("only with <|tool_call|>", Layout("granite")),
+        ("<TOOLCALL>[</think>", Layout("nemotron", THINK)),
+        ("<|START_ACTION|>", Layout("command")),
+        ("<|tool_call_start|>", Layout("lfm")),
+        ("'List of tools: ['", Layout("lfm")),
         ("<start_of_turn><start_function_call>", Layout("gemma_call")),
         ("<|tool_call><|channel>thought\n<channel|>", Layout("gemma_pipe", ("<|channel>thought\n", "<channel|>"))),
         ("<|start|>assistant<|channel|>final<|message|>", Layout("harmony")),
