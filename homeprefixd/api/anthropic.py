@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,12 +14,14 @@ from aiohttp import web
 from ..errors import ContextOverflowError, HomeprefixdError, RequestError
 from ..frames import ApplyTemplate, Constraint, Generate, Message, Tokenize
 from . import conversation, fields
+from . import reply_shapes as shape
 from .anthropic_reply import MessageWriter
 from .conversation import joined, missing, unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai import vocabulary
+from .operation import COUNT, EVENTS, Operation
 from .replies import respond
 from .sse import EventStream
 from .standing import with_standing
@@ -325,3 +328,11 @@ ERROR_FORMS = {"/v1/messages": error_form}
 
 def routes() -> list[web.RouteDef]:
     return [web.post("/v1/messages", messages), web.post("/v1/messages/count_tokens", count_tokens)]
+
+
+_operation = partial(Operation, dialect="Anthropic", error=shape.AnthropicError)
+
+OPERATIONS = (
+    _operation("POST", "/v1/messages", "A message", MessagesBody, shape.AnthropicMessage, EVENTS),
+    _operation("POST", "/v1/messages/count_tokens", COUNT, PromptBody, shape.TokenCount),
+)

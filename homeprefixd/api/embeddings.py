@@ -18,6 +18,7 @@ from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
 from .openai import vocabulary
+from .operation import Operation, both
 
 MAX_INPUTS = 2048
 """As OpenAI has it."""
@@ -140,3 +141,6 @@ async def embeddings(request: web.Request) -> web.Response:
 def routes() -> list[web.RouteDef]:
     """As OpenAI and llama-server spell it."""
     return [web.post("/v1/embeddings", embeddings), web.post("/embeddings", embeddings)]
+
+
+OPERATIONS = (*both(Operation("POST", "/embeddings", "Texts to vectors", EmbeddingsBody)),)

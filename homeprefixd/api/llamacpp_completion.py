@@ -16,6 +16,7 @@ from .fields import Number
 from .keys import BACKEND, IDENTITY
 from .openai import MAX_CHOICES, CommonBody, answer, prompts, vocabulary
 from .openai_reply import ReplyWriter, finite, timings_object, token_object
+from .operation import EVENTS, Operation, both
 
 _MAX_PROBS = 100
 _MAX_FILES = 1000
@@ -311,3 +312,10 @@ def routes() -> list[web.RouteDef]:
         web.post("/infill", infill),
         web.post("/v1/infill", infill),
     ]
+
+
+OPERATIONS = (
+    *both(Operation("POST", "/completion", "Text", CompletionBody, stream=EVENTS)),
+    Operation("POST", "/completions", "Text", CompletionBody, stream=EVENTS),
+    *both(Operation("POST", "/infill", "What stands between", InfillBody, stream=EVENTS)),
+)

@@ -18,6 +18,7 @@ from ..errors import UnavailableError
 from ..explain.causes import REMOVALS
 from .keys import ADMIN, BACKEND, OBSERVATIONS
 from .observed import Histogram, Observations
+from .operation import PLAIN, Operation, both
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -309,3 +310,6 @@ async def metrics(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     return [web.get("/metrics", metrics), web.get("/v1/metrics", metrics)]
+
+
+OPERATIONS = (*both(Operation("GET", "/metrics", "For Prometheus", media=PLAIN)),)

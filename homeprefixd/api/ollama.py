@@ -6,6 +6,7 @@ whatever is asked for.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from aiohttp import web
 from ..errors import HomeprefixdError, RequestError
 from ..frames import Constraint, Generate, Message, Sampling
 from . import conversation, fields
+from . import reply_shapes as shape
 from .conversation import unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
@@ -22,6 +24,7 @@ from .ollama_fields import keep_alive_seconds
 from .ollama_models import resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
+from .operation import LINES, Operation
 from .replies import respond
 from .sse import LineStream
 from .standing import with_standing
@@ -326,3 +329,15 @@ def routes() -> list[web.RouteDef]:
         web.post("/api/generate", generate),
         *(web.route("DELETE" if path == "/api/delete" else "POST", path, absent) for path in ABSENT),
     ]
+
+
+_operation = partial(Operation, dialect="Ollama", error=shape.OllamaError)
+
+OPERATIONS = (
+    _operation("POST", "/api/chat", "Chat", ChatBody, shape.OllamaChat, LINES),
+    _operation("POST", "/api/generate", "Text", GenerateBody, shape.OllamaText, LINES),
+    *(
+        _operation("DELETE" if path == "/api/delete" else "POST", path, f"Always 400: {why}")
+        for path, why in ABSENT.items()
+    ),
+)

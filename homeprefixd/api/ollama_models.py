@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,10 +14,12 @@ from .. import __version__
 from ..errors import NotFoundError, UnavailableError
 from ..frames import DescribeTemplate, ModelInfo
 from . import fields
+from . import reply_shapes as shape
 from .conversation import missing
 from .errors import json_response, read_body
 from .keys import BACKEND, IDENTITY
 from .ollama_reply import time_text
+from .operation import Operation
 
 API_VERSION = "0.12.6"
 """Of Ollama, whose API this follows: clients ask for it to know what they may use."""
@@ -165,3 +168,13 @@ def routes() -> list[web.RouteDef]:
         web.get("/api/ps", ps),
         web.post("/api/show", show),
     ]
+
+
+_operation = partial(Operation, dialect="Ollama", error=shape.OllamaError)
+
+OPERATIONS = (
+    _operation("GET", "/api/version", "The version of Ollama's API", reply=shape.OllamaVersion, key=False),
+    _operation("GET", "/api/tags", "The models", reply=shape.OllamaModels),
+    _operation("GET", "/api/ps", "The models in memory", reply=shape.OllamaModels),
+    _operation("POST", "/api/show", "About a model", ShowBody, shape.OllamaShown),
+)

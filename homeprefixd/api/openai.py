@@ -11,11 +11,13 @@ from aiohttp import web
 from ..errors import RequestError
 from ..frames import Constraint, Detokenize, Generate, Message
 from . import fields
+from . import reply_shapes as shape
 from .choices import respond_choices
 from .errors import read_body
 from .fields import LoraField, Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai_reply import ChatWriter, CompletionWriter, ReplyWriter, respond
+from .operation import EVENTS, Operation, both
 from .standing import with_standing
 
 _MAX_SALT = 1024  # characters
@@ -524,3 +526,9 @@ def routes() -> list[web.RouteDef]:
         web.post("/chat/completions", chat_completions),
         web.post("/v1/completions", completions),
     ]
+
+
+OPERATIONS = (
+    *both(Operation("POST", "/chat/completions", "Chat", ChatBody, shape.ChatCompletion, EVENTS)),
+    Operation("POST", "/v1/completions", "Text", CompletionBody, shape.TextCompletion, EVENTS),
+)

@@ -302,7 +302,6 @@ async def test_wrong_methods(client: TestClient) -> None:
         b"\xef\xbb\xbf{}",
         b"{}\0",
         b'{"messages":[{"role":"user","content":"\xff"}]}',
-        b'{"messages":[{"role":"user","content":"\\ud800"}]}',
         b'{"a":' + b"[" * 100_000,
         b'{"messages":' + b'[{"x":' * 100_000,
         b'{"temperature":1e999,"messages":[]}',
