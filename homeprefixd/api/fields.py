@@ -211,6 +211,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: LogitBias = None
     ignore_eos: bool | None = None
     min_tokens: Number = None
+    top_n_sigma: Number = None
+    xtc_probability: Number = None
+    xtc_threshold: Number = None
+    dynatemp_range: Number = None
+    dynatemp_exponent: Number = None
+    mirostat: Number = None
+    mirostat_tau: Number = None
+    mirostat_eta: Number = None
 
     def sampling(self, n_vocab: int | None) -> Sampling:
         """Checked, with the defaults of `Sampling` for what is absent. Raises RequestError."""
@@ -228,6 +236,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             "seed": None if seed is None else -1 if seed < 0 else seed % 2**32,  # llama.cpp takes 32 bits
             "ignore_eos": self.ignore_eos,
             "min_tokens": whole("min_tokens", self.min_tokens, 0),
+            "top_n_sigma": number("top_n_sigma", self.top_n_sigma, -1, 100),
+            "xtc_probability": number("xtc_probability", self.xtc_probability, 0, 1),
+            "xtc_threshold": number("xtc_threshold", self.xtc_threshold, 0, 1),
+            "dynatemp_range": number("dynatemp_range", self.dynatemp_range, 0, 100),
+            "dynatemp_exponent": number("dynatemp_exponent", self.dynatemp_exponent, 0, 100),
+            "mirostat": whole("mirostat", self.mirostat, 0, 2),
+            "mirostat_tau": number("mirostat_tau", self.mirostat_tau, 0, 100),
+            "mirostat_eta": number("mirostat_eta", self.mirostat_eta, 0, 1),
         }
         chosen = {name: value for name, value in given.items() if value is not None}
         return Sampling(**chosen, logit_bias=logit_bias(self.logit_bias, n_vocab))

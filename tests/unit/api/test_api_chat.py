@@ -584,6 +584,8 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"repeat_last_n": -2}, "repeat_last_n", "at least -1"),
     ({"presence_penalty": 1000}, "presence_penalty", "at most 100"),
     ({"frequency_penalty": -1000}, "frequency_penalty", "at least -100"),
+    ({"mirostat": 3}, "mirostat", "from 0 to 2"),
+    ({"xtc_probability": 2}, "xtc_probability", "at most 1"),
     ({"seed": "x"}, "seed", "number"),
     ({"seed": 10**30}, "seed", "from"),
     ({"logit_bias": {"hello": 1}}, "logit_bias", "token ids below 1000"),

@@ -75,6 +75,27 @@ async def test_minus_one_is_the_whole_context(client: TestClient, backend: Scrip
     assert backend.asked.sampling.repeat_last_n == -1
 
 
+SAMPLERS = {
+    "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dynatemp_range": 0.3, "dynatemp_exponent": 2.0,
+    "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "x", **SAMPLERS}),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], **SAMPLERS}),
+        ("/api/generate", {"prompt": "x", "stream": False, "options": SAMPLERS}),
+    ],
+)
+async def test_llama_servers_samplers(
+    client: TestClient, backend: ScriptedBackend, path: str, body: dict[str, Any]
+) -> None:
+    assert (await client.post(path, json=body)).status == 200
+    assert {name: getattr(backend.asked.sampling, name) for name in SAMPLERS} == SAMPLERS
+
+
 async def test_ollamas_suffix_fills_a_gap(client: TestClient, backend: ScriptedBackend) -> None:
     body = {"prompt": "def f(", "suffix": "return y", "stream": False}
     assert (await client.post("/api/generate", json=body)).status == 200
