@@ -35,19 +35,22 @@ _QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
 
 @dataclass(frozen=True)
 class Listed:
-    """A model as it is listed. `size`: bytes, `created`: Unix time, s; `info`: where it is loaded."""
+    """A model as it is listed. `size`: bytes, `created`: Unix time, s; `info`: where it is loaded. `expires`: seconds
+    until it is unloaded if nobody asks for it; None: never, or it is in use.
+    """
 
     alias: str
     path: str
     size: int
     created: int
     info: ModelInfo | None
+    expires: float | None
 
 
 def listed(request: web.Request) -> list[Listed]:
     """All models, loaded or not."""
     known = request.app[BACKEND].known()
-    return [Listed(one.alias, one.path, one.size, one.created, one.info) for one in known]
+    return [Listed(one.alias, one.path, one.size, one.created, one.info, one.expires) for one in known]
 
 
 class ShowBody(msgspec.Struct):
@@ -108,11 +111,20 @@ async def tags(request: web.Request) -> web.Response:
 
 async def ps(request: web.Request) -> web.Response:
     """`GET /api/ps`: those in memory."""
-    more = {"expires_at": FOREVER, "size_vram": 0}
+    now = request.app[IDENTITY].clock()
+
+    def leaves(model: Listed) -> str:
+        return FOREVER if model.expires is None else time_text(now + model.expires)
+
     return json_response(
         {
             "models": [
-                {**_entry(model), **more, "context_length": model.info.n_ctx}
+                {
+                    **_entry(model),
+                    "expires_at": leaves(model),
+                    "size_vram": 0,
+                    "context_length": model.info.n_ctx,
+                }
                 for model in listed(request)
                 if model.info is not None
             ]

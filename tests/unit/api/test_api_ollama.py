@@ -76,6 +76,13 @@ async def test_generate(client: TestClient, backend: ScriptedBackend) -> None:
     assert (backend.asked.messages, backend.asked.prompt) == (None, "Hi")
 
 
+async def test_when_a_model_leaves(client: TestClient, backend: ScriptedBackend) -> None:
+    for expires, told in ((None, "2318-01-01T00:00:00Z"), (300.0, "2027-01-15T08:05:00.500000Z")):
+        backend.expires = expires
+        [running] = (await (await client.get("/api/ps")).json())["models"]
+        assert running["expires_at"] == told
+
+
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 @pytest.mark.parametrize(
     ("keep_alive", "reason"),
