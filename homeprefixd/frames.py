@@ -222,7 +222,7 @@ class Embed(Frame):
     """Answered by `Converted` with `vectors`, of length 1, and in `tokens` how many each input had."""
 
     rid: str
-    inputs: list[str | list[int]]
+    inputs: list[str | list[int | str]]  # a text, or token ids and texts between them
     dimensions: int = 0  # of each vector; 0: as many as the model has
     truncate: bool = False  # what is too long loses its end, else it is refused
 

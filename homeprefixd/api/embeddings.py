@@ -11,9 +11,9 @@ import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Embed, Tokenize
+from ..frames import Embed
 from . import fields
-from .content_parts import check_ids, checked_content, object_text
+from .content_parts import checked_content, object_text
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
@@ -38,7 +38,7 @@ class EmbeddingsBody(msgspec.Struct):
     dimensions: Number = None
 
 
-def inputs_of(given: str | dict[str, Any] | Sequence[Any]) -> list[str | list[str | int]]:
+def inputs_of(given: str | dict[str, Any] | Sequence[Any]) -> list[str | list[int | str]]:
     """One input or several. One is a text, token ids, both mixed, or an object with a text. Raises RequestError."""
     if isinstance(given, str | dict):
         return [_input(given)]
@@ -61,7 +61,7 @@ def check_size(count: int, parts: Sequence[str | int]) -> None:
         )
 
 
-def _input(given: Any) -> str | list[str | int]:
+def _input(given: Any) -> str | list[int | str]:
     if isinstance(given, dict):
         return object_text("input", given)
     if isinstance(given, str) or (isinstance(given, list) and all(isinstance(part, str | int) for part in given)):
@@ -88,26 +88,6 @@ def _shown(vector: bytes, encoded: bool) -> Any:
     return base64.b64encode(vector).decode() if encoded else floats(vector)
 
 
-async def _taken(request: web.Request, alias: str, inputs: list[str | list[str | int]]) -> list[str | list[int]]:
-    """As the worker takes them: texts beside token ids become tokens. Raises RequestError."""
-    n_vocab = vocabulary(request, alias)
-    taken: list[str | list[int]] = []
-    for given in inputs:
-        if isinstance(given, str):
-            taken.append(given)
-            continue
-        ids = [part for part in given if isinstance(part, int)]
-        if len(ids) == len(given):
-            check_ids("input", ids, n_vocab)
-        else:
-            ask = Tokenize(
-                f"ask-{request.app[IDENTITY].token()}", checked_content(given, n_vocab, "input"), True, True, False
-            )
-            ids = (await request.app[BACKEND].convert(alias, ask)).tokens
-        taken.append(ids)
-    return taken
-
-
 async def embeddings(request: web.Request) -> web.Response:
     """`POST /v1/embeddings`."""
     body = fields.decode(await read_body(request), EmbeddingsBody, _IGNORED)
@@ -120,9 +100,13 @@ async def embeddings(request: web.Request) -> web.Response:
     inputs = inputs_of(body.input)
     backend = request.app[BACKEND]
     alias = backend.resolve(body.model)
+    n_vocab = vocabulary(request, alias)
+    for given in inputs:
+        if isinstance(given, list):
+            checked_content(given, n_vocab, "input")
     dimensions = fields.whole("dimensions", body.dimensions, 1, MAX_DIMENSIONS) or 0
     rid = f"embd-{request.app[IDENTITY].token()}"
-    found = await backend.convert(alias, Embed(rid, await _taken(request, alias, inputs), dimensions))
+    found = await backend.convert(alias, Embed(rid, inputs, dimensions))
     count = sum(found.tokens)
     encoded = body.encoding_format == "base64"
     return json_response(

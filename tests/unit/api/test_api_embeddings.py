@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import ScriptedBackend
 
 from homeprefixd.errors import RequestError
-from homeprefixd.frames import Converted, Embed, Tokenize
+from homeprefixd.frames import Converted, Embed
 
 PATH = "/v1/embeddings"
 VECTORS = [struct.pack("<2f", 0.6, 0.8), struct.pack("<2f", 1.0, 0.0)]
@@ -31,6 +31,8 @@ def asked(backend: ScriptedBackend) -> Embed:
         ([1, 2, 3], [[1, 2, 3]]),
         ([[1, 2], [3]], [[1, 2], [3]]),
         (["a", [1]], ["a", [1]]),
+        ([7, "a", 8], [[7, "a", 8]]),
+        ([[7, "a", 8]], [[7, "a", 8]]),
         ({"prompt_string": "a text"}, ["a text"]),
         (["a", {"content": [{"type": "text", "text": "b "}, {"type": "text", "text": "c"}]}], ["a", "b c"]),
     ],
@@ -46,16 +48,6 @@ async def test_inputs(client: TestClient, backend: ScriptedBackend, given: Any, 
     assert body["data"][1]["index"] == 1
     assert (body["object"], body["model"]) == ("list", "demo")
     assert body["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
-
-
-@pytest.mark.parametrize("given", [[7, "a", 8], [[7, "a", 8]]])
-async def test_texts_beside_token_ids_become_tokens(client: TestClient, backend: ScriptedBackend, given: Any) -> None:
-    backend.converted = Converted("", tokens=[7, 4, 8], vectors=VECTORS[:1])
-    assert (await client.post(PATH, json={"input": given})).status == 200
-    first = backend.conversions[-2]
-    assert isinstance(first, Tokenize)
-    assert first.content == [7, "a", 8]
-    assert asked(backend).inputs == [[7, 4, 8]]
 
 
 async def test_base64(client: TestClient, backend: ScriptedBackend) -> None:

@@ -114,7 +114,9 @@ class Resident(ScriptedBackend):
 
     def known(self) -> list[Any]:
         def model(alias: str, info: ModelInfo | None) -> SimpleNamespace:
-            return SimpleNamespace(alias=alias, path=f"/m/{alias}-Q8_0.gguf", size=5, created=0, info=info)
+            return SimpleNamespace(
+                alias=alias, path=f"/m/{alias}-Q8_0.gguf", size=5, created=0, info=info, expires=None
+            )
 
         return [model("demo", MODEL), model("other", None)]
 
