@@ -17,6 +17,7 @@ from .errors import read_body
 from .fields import LoraField, Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai_reply import ChatWriter, CompletionWriter, ReplyWriter, respond
+from .openai_tools import check_tools, tool_choice
 from .operation import EVENTS, Operation, both
 from .standing import with_standing
 
@@ -276,46 +277,6 @@ def _message(index: int, body: MessageBody) -> Message:
     )
 
 
-def _check_tools(body: ChatBody) -> None:
-    if body.functions:
-        raise _unsupported("functions", "`functions` is what `tools` was before, and not supported: send `tools`.")
-    fields.check_plain("tools", body.tools)
-    for index, tool in enumerate(body.tools or []):
-        where = f"tools[{index}]"
-        kind = tool.get("type", "function")
-        if kind != "function":
-            raise _unsupported(
-                f"{where}.type", f"`{where}`: only tools of type 'function' are supported, not {str(kind)[:40]!r}."
-            )
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise RequestError(f"`{where}.function` must be object.", param=f"{where}.function")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise RequestError(
-                f"`{where}.function.name` is missing.", param=f"{where}.function.name", code="missing_field"
-            )
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> str:
-    """As the frame has it. With "none" the tools stay in the prompt all the same, so that its prefix stays the same."""
-    if choice is None:
-        return "auto"
-    if isinstance(choice, str):
-        if choice in ("auto", "none", "required"):
-            return choice
-        if choice == "any":  # Mistral's word
-            return "required"
-    else:
-        function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type", "function") == "function" and isinstance(name, str) and name:
-            return f"={name}"
-    raise _unsupported(
-        "tool_choice",
-        '`tool_choice` must be \'auto\', \'none\', \'required\' or {"type": "function", "function": {"name": ...}}.',
-    )
-
-
 def _chat_logprobs(body: ChatBody) -> int:
     top = fields.whole("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
     if body.logprobs:
@@ -329,7 +290,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     if not body.messages:
         raise RequestError("`messages` must not be empty.", param="messages", code="out_of_range")
-    _check_tools(body)
+    check_tools(body.tools, body.functions)
     kwargs = dict(body.chat_template_kwargs or {})
     fields.check_plain("chat_template_kwargs", kwargs)
     if body.reasoning_effort:
@@ -350,7 +311,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
         cache=body.cache_prompt is not False,
         salt=body.salt(),
         constraint=body.constraint(),
-        tool_choice=_tool_choice(body.tool_choice),
+        tool_choice=tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         logprobs=_chat_logprobs(body),
         lora=fields.lora(body.lora),
