@@ -122,6 +122,14 @@ class Sampling(msgspec.Struct, frozen=True):
     logit_bias: dict[int, float] = {}
     ignore_eos: bool = False
     min_tokens: int = 0
+    top_n_sigma: float = -1.0  # <= 0: off
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0  # 1 or 2: its version, in place of all that cuts candidates off
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -215,7 +223,7 @@ class Embed(Frame):
     """Answered by `Converted` with `vectors`, of length 1, and in `tokens` how many each input had."""
 
     rid: str
-    inputs: list[str | list[int]]
+    inputs: list[str | list[int | str]]  # a text, or token ids and texts between them
     dimensions: int = 0  # of each vector; 0: as many as the model has
     truncate: bool = False  # what is too long loses its end, else it is refused
 

@@ -10,10 +10,12 @@ from aiohttp import web
 from ..errors import NotFoundError, RequestError
 from ..frames import Purge
 from . import fields
+from . import reply_shapes as shape
 from .durations import seconds
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import ADMIN, BACKEND, RECORDS
+from .operation import Operation
 from .records import Records
 
 DEFAULT_LIMIT = 100
@@ -122,3 +124,12 @@ def routes() -> list[web.RouteDef]:
         web.post("/cache/verify", verify),
         web.post("/cache/compact", compact),
     ]
+
+
+OPERATIONS = (
+    Operation("GET", "/cache/stats", "Figures of the cache"),
+    Operation("GET", "/cache/prefixes", "What is kept", reply=shape.Prefixes, query=("limit", "model")),
+    Operation("POST", "/cache/purge", "Remove from every tier", PurgeBody, shape.Purged),
+    Operation("POST", "/cache/verify", "Read and check all that is stored", VerifyBody, shape.Verified),
+    Operation("POST", "/cache/compact", "Give the disk back what the store's file does not need"),
+)

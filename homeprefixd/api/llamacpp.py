@@ -13,12 +13,14 @@ from aiohttp import web
 from .. import __version__
 from ..errors import UnavailableError
 from ..frames import ApplyTemplate, DescribeTemplate, Detokenize, ModelInfo, Sampling, Tokenize
-from . import fields, llamacpp_completion
+from . import fields
+from . import reply_shapes as shape
 from .content_parts import check_ids, checked_content
 from .errors import json_response, read_body
 from .keys import BACKEND, IDENTITY
 from .models import base_of
 from .openai import ChatBody, chat_request, vocabulary
+from .operation import Operation, both
 
 
 class TokenizeBody(msgspec.Struct):
@@ -154,7 +156,7 @@ async def lora_adapters(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     """Each with and without `/v1`."""
-    return llamacpp_completion.routes() + [
+    return [
         route
         for prefix in ("", "/v1")
         for route in (
@@ -166,3 +168,13 @@ def routes() -> list[web.RouteDef]:
             web.get(f"{prefix}/lora-adapters", lora_adapters),
         )
     ]
+
+
+OPERATIONS = (
+    *both(Operation("POST", "/tokenize", "Text to tokens", TokenizeBody, shape.Tokens)),
+    *both(Operation("POST", "/detokenize", "Tokens to text", DetokenizeBody, shape.Content)),
+    *both(Operation("POST", "/apply-template", "The prompt of a chat", ChatBody, shape.Prompt)),
+    *both(Operation("GET", "/props", "What clients adapt to", query=("model",))),
+    *both(Operation("GET", "/lora-adapters", "Adapters that `lora` of a request may name", query=("model",))),
+    *both(Operation("GET", "/slots", "Places for running requests", query=("model", "fail_on_no_slot"))),
+)

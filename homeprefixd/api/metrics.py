@@ -17,6 +17,7 @@ from .. import __version__
 from ..explain.causes import REMOVALS
 from .keys import BACKEND, OBSERVATIONS
 from .observed import Histogram, Observations
+from .operation import PLAIN, Operation, both
 from .store_figures import store_figures
 
 if TYPE_CHECKING:
@@ -305,3 +306,6 @@ async def metrics(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     return [web.get("/metrics", metrics), web.get("/v1/metrics", metrics)]
+
+
+OPERATIONS = (*both(Operation("GET", "/metrics", "For Prometheus", media=PLAIN)),)

@@ -17,6 +17,7 @@ from .. import __version__
 from ..errors import NotFoundError, RequestError
 from .errors import encode, json_response
 from .keys import APPLY_RULE, BACKEND, CONFIG, RECORDS
+from .operation import EVENTS, Operation
 from .record_file import without_text
 from .records import Record, Records, first_token_ms
 from .sse import EventStream
@@ -165,3 +166,12 @@ def routes() -> list[web.RouteDef]:
         web.get("/cache/overview", overview),
         web.get("/cache/events", events),
     ]
+
+
+OPERATIONS = (
+    Operation("GET", "/cache/records", "The last requests"),
+    Operation("GET", "/cache/overview", "What the page shows"),
+    Operation("GET", "/cache/events", "The same, as it changes", media=EVENTS),
+    Operation("GET", "/cache/explain/{id}", "Why a request did not reuse more"),
+    Operation("POST", "/cache/explain/{id}/apply", "Use the rule that would help"),
+)

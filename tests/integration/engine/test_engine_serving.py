@@ -305,6 +305,14 @@ def test_seeds_and_biases(run: Run, demo_model: Path) -> None:
     assert say(top_k=1, seed=1) == say(top_k=1, seed=2)
     plain = say(temperature=0, repeat_penalty=1.0)
     assert say(temperature=0, presence_penalty=2.0, frequency_penalty=2.0, repeat_last_n=-1) != plain
+    # Those that only llama-server knows: what leaves one candidate is greedy, and what changes chances changes texts.
+    usual = say(seed=7)
+    assert say(top_n_sigma=1e-6, seed=7) == plain
+    assert say(xtc_probability=1.0, xtc_threshold=0.0, seed=7) != usual
+    assert say(dynatemp_range=1.4, seed=7) != usual
+    versions = [say(mirostat=version, mirostat_tau=1.0, seed=7) for version in (1, 2)]
+    assert usual not in versions
+    assert versions == [say(mirostat=version, mirostat_tau=1.0, seed=7) for version in (1, 2)]
 
 
 def test_bad_requests_are_refused_in_words(run: Run, tiny: Tiny, demo_model: Path) -> None:

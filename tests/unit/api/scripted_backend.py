@@ -136,6 +136,7 @@ class ScriptedBackend:
         self.state: dict[str, Any] = {"state": "ok", "progress": 1.0, "reason": "", "model": "demo", "workers": []}
         self.loaded = [MODEL]
         self.aliases = ["demo"]
+        self.expires: float | None = None
         self.loads: list[tuple[str, float | None]] = []
         self.unloads: list[str] = []
         self.unloads_at_once = True
@@ -169,7 +170,7 @@ class ScriptedBackend:
                 pinned=False,
                 memory=200_000_000,
                 requests=0,
-                expires=None,
+                expires=self.expires,
                 info=infos.get(alias),
             )
             for alias in self.aliases
