@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homeprefixd.engine.bindings import Context, Model
+from homeprefixd.engine.bindings import Model
+from homeprefixd.engine.context import Context
 from homeprefixd.engine.failures import DecodeError
 from homeprefixd.engine.places import Place
 from homeprefixd.engine.scheduler import Engine
