@@ -17,8 +17,9 @@ import llama_cpp
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..prefix.blocks import ADAPTERS, EDGES, FORMAT_VERSION, Edges
-from .bindings import Context, Model
+from .bindings import Model
 from .capacity import original_context
+from .context import Context
 
 _PIECE = 8 << 20
 

@@ -9,7 +9,8 @@ import logging
 
 import numpy as np
 
-from .bindings import PARTIAL_ONLY, Batch, Context, Model
+from .bindings import Model
+from .context import PARTIAL_ONLY, Batch, Context
 from .edges import EdgeSlicer, measure
 from .failures import DecodeError
 from .joining import Joiner, JoinError, joiner_of

@@ -17,7 +17,8 @@ from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError, RequestError
 from ..frames import Sampling
-from .bindings import Context, Model
+from .bindings import Model
+from .context import Context
 
 _RANDOM_SEED = 0xFFFFFFFF  # means "random" to llama.cpp, so it is never passed on for a given seed
 

@@ -22,9 +22,10 @@ from ..frames import Delta, Frame, Heartbeat, Progress
 from ..prefix.blocks import BLOCK_TOKENS
 from .adapters import Adapters
 from .admission import Queue
-from .bindings import Batch, Context, Model
+from .bindings import Model
 from .cells import CellLedger
 from .chunks import SHORTEST_CALL, chunk_end, longest_call, stop_at
+from .context import Batch, Context
 from .edge_saving import EdgeSaver
 from .emission import last_frames
 from .failures import DecodeError, failure_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bindings import Context
+from .context import Context
 from .joining import Joiner
 
 

@@ -205,9 +205,10 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from ..chat.prompt import PromptBuilder
     from . import capacity
     from .adapters import Adapters
-    from .bindings import Context, ContextSettings, Model
+    from .bindings import Model
     from .compiling import Probe
     from .constraint import Constraints
+    from .context import Context, ContextSettings
     from .devices import FOR_CELLS, choose_devices, list_devices, resolve_layers
     from .edge_restoring import EdgeRestorer
     from .edge_saving import EdgeSaver

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homeprefixd.engine.bindings import Batch, Context, ContextSettings, Model
+from homeprefixd.engine.bindings import Model
+from homeprefixd.engine.context import Batch, Context, ContextSettings
 from homeprefixd.engine.edges import EdgeSlicer
 from homeprefixd.engine.joining import Joiner, JoinError, joiner_of
 from homeprefixd.engine.llama_log import LlamaLog
