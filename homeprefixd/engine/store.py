@@ -22,7 +22,7 @@ class OpenedNamespace(Protocol):
 
 
 class Slot(Protocol):
-    """Room in the arena for one block."""
+    """Room in the arena for one block, or for a run."""
 
     @property
     def offset(self) -> int: ...
@@ -30,6 +30,26 @@ class Slot(Protocol):
     @property
     def view(self) -> memoryview:
         """Writable, at least as long as was asked for."""
+        ...
+
+
+class Run(Protocol):
+    """Blocks that lie in the arena as one state (`prefix/runs.py`); and which of them is meant."""
+
+    @property
+    def offset(self) -> int:
+        """Names the run."""
+        ...
+
+    @property
+    def part(self) -> int: ...
+
+    @property
+    def parts(self) -> int: ...
+
+    @property
+    def view(self) -> memoryview:
+        """The whole run."""
         ...
 
 
@@ -52,6 +72,10 @@ class Lookup(Protocol):
 
     def wait_block(self, index: int, timeout: float) -> memoryview | None:
         """State of a node of the plan, None if it is not ready after `timeout` seconds."""
+        ...
+
+    def run(self, index: int) -> Run | None:
+        """The run that a node of the plan is a part of, None if it is not there or lies alone."""
         ...
 
     def state(self, index: int) -> str:
