@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from ..frames import GateDecision, PlanNode
 from ..prefix.blocks import BLOCK_TOKENS
-from ..prefix.runs import RUN
 from .gate import Gate
 from .namespaces import Namespaces
 from .sequence import Sequence
@@ -24,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _PLAN_PATIENCE = 0.25  # seconds that a request waits for the plan
 BLOCK_PATIENCE = 1.0  # seconds without a next block
+_TAKEN = 4  # blocks that are taken out of a run at a time, where not all of it is used
 
 
 class Restorer:
@@ -44,7 +44,7 @@ class Restorer:
         self.exact, self._counters = exact, counters
         self.gate = Gate(counters)
         # for a part of a run; filled, so that the first request after a restart does not wait for memory
-        self._scratch = bytearray(slicer.layout.size(RUN - 1)) if slicer.layout is not None else bytearray()
+        self._scratch = bytearray(slicer.layout.size(_TAKEN)) if slicer.layout is not None else bytearray()
 
     @property
     def connected(self) -> bool:
@@ -157,6 +157,7 @@ class Restorer:
             if not layout.is_in_order(run.view, run.parts, nodes[0].start):
                 raise SliceError("a run whose parts are not at their places")
             return nodes, run.view
+        del nodes[_TAKEN:]
         state = memoryview(self._scratch)[: layout.size(len(nodes))]
         try:
             layout.take(run.view, run.part, len(nodes), run.parts, state)

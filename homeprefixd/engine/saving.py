@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from ..frames import NewNode
 from ..prefix.blocks import BLOCK_TOKENS, to_le
-from ..prefix.runs import RUN
+from ..prefix.runs import longest_run
 from .bindings import Model
 from .namespaces import Namespaces
 from .sequence import Sequence
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _PREVIEW = 160  # bytes
 PAUSE = 1.0  # seconds without saving after the store had no room or no time
 SLOW = 0.1  # seconds that a reservation may take
+HELD = 5.0  # seconds of prefill that may wait to become a longer run: as much is lost if the process is killed
 
 
 class Saver:
@@ -48,19 +49,16 @@ class Saver:
             return
         if whole <= start and not (tail and end > start):
             return
-        if (
-            self._slicer.layout is not None
-            and not tail
-            and whole - start < RUN * BLOCK_TOKENS
-            and end != sequence.n_prompt
-        ):
-            return  # until they make a run, or the prompt is complete
+        run = self._longest_run()
+        waits = end != sequence.n_prompt and sequence.unsaved_cost < HELD and not tail
+        if whole - start < run * BLOCK_TOKENS and waits:
+            return
         began = time.perf_counter()
         namespace = self._namespaces.opened(sequence.request.space)
         if namespace is None or not self._store.connected or began < self._paused_until:
             self._counters["save_skipped"] += 1
             return
-        step = BLOCK_TOKENS * (RUN if runs and self._slicer.layout is not None else 1)
+        step = BLOCK_TOKENS * (run if runs else 1)
         pieces = [(at, min(at + step, whole)) for at in range(start, whole, step)]
         if tail and end > whole:
             pieces.append((whole, end))
@@ -74,6 +72,12 @@ class Saver:
         self._counters["save_seconds"] += time.perf_counter() - began
         if scattered:
             self.save(sequence, tail=tail, runs=False)
+
+    def _longest_run(self) -> int:
+        """Blocks that are saved as one state."""
+        if self._slicer.layout is None:
+            return 1
+        return longest_run(self._slicer.size.of(BLOCK_TOKENS), self._store.room)
 
     def _export(
         self, sequence: Sequence, namespace: bytes, pieces: list[tuple[int, int]], slots: list[Slot]

@@ -93,6 +93,11 @@ class Store(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def room(self) -> int:
+        """Bytes that blocks in RAM can take."""
+        ...
+
     def open_namespace(self, description: dict[str, Any], timeout: float) -> OpenedNamespace | None: ...
 
     def lookup(

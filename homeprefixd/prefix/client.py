@@ -281,6 +281,11 @@ class _Link:
     def view(self, offset: int, size: int) -> memoryview | None:
         return self._memory[offset : offset + size] if self._memory is not None else None
 
+    @property
+    def room(self) -> int:
+        """Bytes of the arena; 0 while there is none."""
+        return len(self._memory) if self._memory is not None else 0
+
     def welcome(self, frame: frames.Welcome) -> None:
         """Map the arena. Raises OSError."""
         self.store_id = frame.store_id
@@ -334,6 +339,12 @@ class StoreClient:
     def connected(self) -> bool:
         """Whether there is a store to ask."""
         return self._link is not None
+
+    @property
+    def room(self) -> int:
+        """Bytes that blocks in RAM can take; 0 without a store."""
+        link = self._link
+        return link.room if link is not None else 0
 
     @property
     def store_id(self) -> str:

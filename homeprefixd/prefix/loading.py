@@ -18,11 +18,13 @@ from .blocks import BLOCK_TOKENS, KEY_BYTES
 from .codec import DamagedError, Decoder
 from .disk import Disk, MissingError
 from .hot import Extent, HotNode
-from .runs import RUN
+from .runs import longest_run
 from .tree import BLOCK_BYTES, Placed, Record
 
 if TYPE_CHECKING:
     from .cache import Cache
+
+_LOADED = 4  # blocks of a run that somebody waits for: those before are imported while the next ones are read
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +135,9 @@ class Loading:
     def _begin_run(self, lease: Lease, index: int) -> None:
         """Room for node `index` and those after it as a run, if that is possible."""
         cache = self._cache
-        layout, nodes = cache.layouts.get(lease.namespace), lease.plan[index : index + RUN]
+        layout = cache.layouts.get(lease.namespace)
+        most = min(_LOADED, longest_run(lease.plan[index].size, cache.arena.allowance))
+        nodes = lease.plan[index : index + most]
         for number, node in enumerate(nodes):
             missing = node.key not in cache.hot.by_key and node.key not in cache.loading
             if layout is None or node.edge or node.count != BLOCK_TOKENS or node.size != layout.size(1) or not missing:
@@ -171,6 +175,7 @@ class Loading:
             if known[0]:
                 return known.index(False) if False in known else len(known)
             count = known.index(True) if True in known else len(known)
+            count = min(count, longest_run(nodes[0].record.size, cache.arena.allowance))
             layout = cache.layouts.get(nodes[0].record.namespace)
             if layout is None or any(node.record.size != layout.size(1) for node in nodes[:count]):
                 count = 1

@@ -79,6 +79,7 @@ def _as_it_is(index: int, view: memoryview) -> memoryview:
 class MemoryStore:
     def __init__(self) -> None:
         self.connected = True
+        self.room = 1 << 30
         self.silent = False  # no plan ever comes
         self.full = False  # no slot is given
         self.lost_from: int | None = None
