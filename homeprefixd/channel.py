@@ -93,6 +93,7 @@ class Channel(Generic[In]):
         self._parser: _Parser[In] = _Parser(incoming)
         self._pending: deque[In] = deque()
         self._send_lock = threading.Lock()
+        self._outbox: deque[memoryview] = deque()  # of `post`; while there is something in it, `_drain` sends
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -108,6 +109,42 @@ class Channel(Generic[In]):
                 self._sock.sendall(data)
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
+
+    def post(self, frame: Frame) -> None:
+        """Send one frame, never waiting: what the socket does not take now is sent by a thread of its own, in order.
+
+        Raises ChannelClosedError when the other end is known to be gone. Not beside `send` on the same channel.
+        """
+        data = memoryview(encode(frame))
+        with self._send_lock:
+            if self._outbox:
+                self._outbox.append(data)
+                return
+            try:
+                data = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            if data:
+                self._outbox.append(data)
+                threading.Thread(target=self._drain, name="outbox", daemon=True).start()
+
+    def _drain(self) -> None:
+        """Send what waits; ends when nothing does any more, or the other end is gone."""
+        while True:
+            data = self._outbox[0]
+            try:
+                self._sock.sendall(data)
+            except OSError:
+                data = memoryview(b"")
+            with self._send_lock:
+                if not data:
+                    self._outbox.clear()
+                else:
+                    self._outbox.popleft()
+                if not self._outbox:
+                    return
 
     def receive(self) -> In:
         """The next frame; blocks. Raises ChannelClosedError at the end of the stream."""

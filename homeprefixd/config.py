@@ -130,6 +130,7 @@ class StableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sort_tools: Literal["on", "off"] = "off"  # tools by name
     sort_keys: Literal["on", "off"] = "off"  # JSON keys of tools by name
     custom: str = ""  # a regular expression: what it finds in system messages is removed
+    move: str = ""  # a regular expression: what it finds in system messages goes to the last user message
     apps: str = ""  # names of apps, or parts of them, by commas: the rules are for these only; "": for all
 
 

@@ -623,6 +623,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "records.file_size": (_between(4096, 1 << 40), "4KiB to 1TiB"),
     "records.files": (_between(0, 1000), "0 to 1000"),
     "stable.custom": (_is_expression, "a regular expression of Python's `re`"),
+    "stable.move": (_is_expression, "a regular expression of Python's `re`"),
 }
 
 

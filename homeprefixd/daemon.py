@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from . import listen, machine
 from .api.keyring import KeyRing, ring_of, secret_in
 from .config import CacheConfig, Config, ModelsConfig, RecordsConfig, ServerConfig
+from .config_file import Applied, apply_rule
 from .config_sources import OWNER_FD, cache_directory
-from .errors import ConfigError, StoreError
+from .errors import ConfigError, StoreError, UnavailableError
 from .models.catalog import Catalog
 from .models.loading import Budget, load_frame, worker_command
 from .models.pool import Pool
@@ -88,15 +89,16 @@ def run(
     on_state: StateCallback | None = None,
     log: TextIO | None = None,
     load: Callable[[], Config] | None = None,
+    settings_file: Callable[[], Path | None] = lambda: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises HomeprefixdError (its `exit_code`) if it cannot start.
 
     `log`: where log lines go; stderr if it is not given. `load`: reads the configuration again at SIGHUP; without it
-    SIGHUP is as SIGTERM.
+    SIGHUP is as SIGTERM. `settings_file`: where rules that are applied are kept.
     """
     configure_logging(config.log.level, os.environ, log or sys.stderr)
     raise_descriptor_limit()
-    return asyncio.run(Daemon(config, os.environ, on_state=on_state, load=load).serve())
+    return asyncio.run(Daemon(config, os.environ, on_state=on_state, load=load, settings_file=settings_file).serve())
 
 
 def configure_logging(level: str, environ: MutableMapping[str, str], stream: TextIO) -> None:
@@ -237,12 +239,14 @@ class Daemon:
         worker_command: Callable[[int], list[str]] | None = None,
         limits: Limits | None = None,
         load: Callable[[], Config] | None = None,
+        settings_file: Callable[[], Path | None] = lambda: None,
     ) -> None:
         """`environ`: systemd's variables are taken out of it. Commands not given are those of the real processes.
 
-        `load`: reads the configuration again.
+        `load`: reads the configuration again. `settings_file`: where rules that are applied are kept.
         """
         self._load = load
+        self._settings_file = settings_file
         self._had_terminal = has_terminal()
         self._reloader: Reloader | None = None
         self._reloading: asyncio.Task[None] | None = None
@@ -347,6 +351,10 @@ class Daemon:
             )
         await store.launch()
         app = self._create_app(pool, store, config.server, self._keys)  # imports much, while the store starts
+        if self._reloader is not None:
+            from .api.keys import APPLY_RULE
+
+            app[APPLY_RULE] = self._apply_rule
         if not await store.answers(STORE_PATIENCE):
             logger.error("the store does not answer yet (%s): serving without it", store.status()["reason"])
         await self._listen(app)
@@ -408,6 +416,23 @@ class Daemon:
                 self._store.set_key_shares(self._keys.shares())
         except ConfigError as error:
             logger.error("the API keys were not changed: %s", error.message)
+
+    async def _apply_rule(self, rule: str, setting: str) -> Applied:
+        """Put a rule of `[stable]` in force, and write it into the configuration file if that may be written."""
+        if self._reloader is None:
+            raise UnavailableError("the daemon is starting", retry_after=2)
+        file, written, reason = self._settings_file(), "", "there is no configuration file, and no home for one"
+        if file is not None:
+            try:
+                written = await asyncio.to_thread(apply_rule, rule, file, setting)
+                reason = ""
+            except ConfigError as error:
+                reason = error.message
+        if written:
+            await self._reloader.reload()
+        if self._reloader.use_rule(rule, setting) and written:
+            written, reason = "", f"{written} has it now, but something else that says otherwise wins"
+        return Applied(written, reason)
 
     def _show(self) -> None:
         """Tell systemd and whoever watches what the models are doing."""

@@ -34,6 +34,7 @@ class StableRules(msgspec.Struct, frozen=True):
     sort_keys: bool = False
     custom: str = ""  # regular expression of text that is removed from the system message; "": none
     apps: tuple[str, ...] = ()  # those whose names contain one of these; (): all
+    move: str = ""  # regular expression of text in system messages that goes to the last user message; "": none
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -121,6 +122,14 @@ class Sampling(msgspec.Struct, frozen=True):
     logit_bias: dict[int, float] = {}
     ignore_eos: bool = False
     min_tokens: int = 0
+    top_n_sigma: float = -1.0  # <= 0: off
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0  # 1 or 2: its version, in place of all that cuts candidates off
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -214,7 +223,7 @@ class Embed(Frame):
     """Answered by `Converted` with `vectors`, of length 1, and in `tokens` how many each input had."""
 
     rid: str
-    inputs: list[str | list[int]]
+    inputs: list[str | list[int | str]]  # a text, or token ids and texts between them
     dimensions: int = 0  # of each vector; 0: as many as the model has
     truncate: bool = False  # what is too long loses its end, else it is refused
 
@@ -228,7 +237,13 @@ class SetLogLevel(Frame):
     level: str
 
 
-ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | SetLogLevel | Conversion
+class SetRules(Frame):
+    """Rules for prompts that come from now on."""
+
+    rules: StableRules
+
+
+ToWorker = LoadModel | Generate | Cancel | UseStore | Stop | SetLogLevel | SetRules | Conversion
 
 
 # ---------------------------------------------------------------------------------------------- worker -> daemon
@@ -317,6 +332,7 @@ class Finding(msgspec.Struct, frozen=True):
     after: str  # what stands there now
     alike: int  # tokens behind it that are the same in both, roughly
     rule: str = ""  # the rule of `chat/stable.py` that would have kept it stable
+    setting: str = "on"  # what that rule must be set to
 
 
 class Gone(msgspec.Struct, array_like=True, frozen=True):
@@ -877,6 +893,7 @@ class PrefixInfo(msgspec.Struct, frozen=True):
     preview: str
     pinned: int = 0  # tokens of it, from the start, that are pinned
     labels: list[str] = []  # of these pins
+    request: str = ""  # the last one that asked for it, or for most of it; "": that is not known any more
 
 
 class Prefixes(Frame):

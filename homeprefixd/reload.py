@@ -15,14 +15,17 @@ from typing import Any
 import msgspec
 
 from .config import Config
+from .config_file import EXPRESSIONS, joined
 from .errors import HomeprefixdError
 from .frames import Resize
+from .models.loading import stable_rules
 from .models.pool import Pool
 from .models.store_link import StoreLink, StoreSettings
 
 logger = logging.getLogger(__name__)
 
 _AT_RUN_TIME = ("cache.warm", "cache.hot", "cache.daily_writes", "cache.scrub_rate", "log.level")
+_RULES = "stable."  # settings of prompts' rules: all at run time
 
 
 class CurrentSettings:
@@ -72,10 +75,30 @@ class Reloader:
         except Exception:
             logger.exception("the configuration could not be read again, the old one stays")
 
+    def use_rule(self, rule: str, setting: str) -> bool:
+        """Set a rule of `[stable]` until the configuration is read again; whether it was not set so already."""
+        name = f"{_RULES}{rule}"
+        tree: dict[str, dict[str, Any]] = msgspec.to_builtins(self._config)
+        old = tree["stable"][rule]
+        value = joined(old, setting) if rule in EXPRESSIONS else setting
+        if value == old:
+            return False
+        tree["stable"][rule] = value
+        self._config = msgspec.convert(tree, Config)
+        self._pool.set_rules(stable_rules(self._config.stable))
+        logger.info("%s is %s now, it was %s", name, value, old)
+        return True
+
     async def _apply(self, new: Config, changed: Mapping[str, tuple[Any, Any]]) -> None:
-        waiting = [name for name in changed if name not in _AT_RUN_TIME]
+        waiting = [name for name in changed if name not in _AT_RUN_TIME and not name.startswith(_RULES)]
         if waiting:
             logger.warning("these settings have changed and count from the next start: %s", ", ".join(waiting))
+        rules = [name for name in changed if name.startswith(_RULES)]
+        if rules:
+            self._config = _with(self._config, new, rules)
+            self._pool.set_rules(stable_rules(self._config.stable))
+            for name in rules:
+                logger.info("%s is %s now, it was %s", name, changed[name][1], changed[name][0])
         now = [name for name in changed if name in _AT_RUN_TIME]
         if not now:
             return

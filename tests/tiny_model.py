@@ -10,7 +10,9 @@ model is made in a fifth of a second. The same arguments give the same weights.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import shutil
+import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -45,6 +47,7 @@ _EXPERTS: dict[str, Any] = {
 _DELTA: dict[str, Any] = {**_STATE_SPACE, "ssm.inner_size": 4 * WIDTH, "full_attention_interval": 2}
 ARCHS: dict[str, dict[str, Any]] = {  # behind a `+` is what sets one apart from another of its architecture
     "llama": {},
+    "llama+longrope": {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 1024},
     "qwen3": {"attention.key_length": HEAD, "attention.value_length": HEAD},
     "gemma2": {"attention.sliding_window": WINDOW},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2},
@@ -119,6 +122,8 @@ def make(arch: str, tokenizer: Path | None, out: Path, *, seed: int = 0, context
         values = np.random.default_rng([seed, *name.encode()]).normal(0, 1.5 / np.sqrt(count // rows), count)
         if "ssm_a" in name:
             values = -np.abs(values) / 8  # a decay is negative; slow, so that old tokens matter
+        elif "rope_factors" in name:
+            values = 1 + np.abs(values)  # what frequencies are divided by
         elif "norm" in name:
             values = 1 + values / 8  # around 0, signals would fade and wrong state go unnoticed
         data = values.astype(np.float32)
@@ -137,41 +142,87 @@ def make(arch: str, tokenizer: Path | None, out: Path, *, seed: int = 0, context
         saved = Path(folder) / "saved.gguf"
         C.llama_model_save_to_file(model, str(saved).encode())
         C.llama_model_free(model)
-        _add_template(arch, saved, tokenizer, whole := Path(folder) / "whole.gguf")
-        shutil.move(whole, out)  # so that there is a whole one or none
+        _insert(saved, [_chat_template(tokenizer)])
+        shutil.move(saved, out)  # so that there is a whole one or none
     return out
 
 
-def _add_template(arch: str, saved: Path, tokenizer: Path | None, out: Path) -> None:
-    """Copy `saved` with the chat template of `tokenizer`, which llama.cpp's saver leaves out."""
-    template = gguf.GGUFReader(str(tokenizer)).fields.get("tokenizer.chat_template") if tokenizer else None
-    reader, writer = gguf.GGUFReader(str(saved)), gguf.GGUFWriter(str(out), _name(arch))
+def _chat_template(tokenizer: Path | None) -> bytes:
+    """The pair of `tokenizer`'s chat template, which llama.cpp's saver leaves out; ChatML without one."""
+    name = "tokenizer.chat_template"
+    return _string_pair(name, _CHATML.encode()) if tokenizer is None else _pairs(tokenizer)[name]
+
+
+# ---- GGUF's pairs of key and value as bytes: gguf.GGUFReader takes seconds for a tokenizer of 49,000 tokens
+
+_HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of pairs
+_ALIGNMENT = 32  # of the tensors' data, counted from the file's beginning
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of a value, by type
+_STRING, _ARRAY = 8, 9
+
+
+def _pairs(file: Path) -> dict[str, bytes]:
+    """Each pair of a GGUF file, as it stands there."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at, found = _HEADER.size, {}
+        for _ in range(_HEADER.unpack_from(data)[3]):
+            begin, value = at, _after(data, at, _STRING)
+            (kind,) = struct.unpack_from("<I", data, value)
+            at = _after(data, value + 4, kind)
+            found[data[begin + 8 : value].decode()] = data[begin:at]
+    return found
+
+
+def _after(data: mmap.mmap, at: int, kind: int) -> int:
+    """Where what stands behind a value begins."""
+    if kind == _STRING:
+        return at + 8 + int.from_bytes(data[at : at + 8], "little")
+    if kind != _ARRAY:
+        return at + _SIZES[kind]
+    kind, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if kind in _SIZES:
+        return at + count * _SIZES[kind]
+    for _ in range(count):
+        at = _after(data, at, kind)
+    return at
+
+
+def _string_pair(name: str, value: bytes) -> bytes:
+    return struct.pack(f"<Q{len(name)}sIQ", len(name), name.encode(), _STRING, len(value)) + value
+
+
+def _insert(file: Path, pairs: list[bytes]) -> None:
+    """Put more pairs into a GGUF file, with one that fills up, so that its tensors lie as far from an alignment."""
+    filler = "general.description"
+    missing = -sum(map(len, [*pairs, _string_pair(filler, b"")])) % _ALIGNMENT
+    pairs = [*pairs, _string_pair(filler, b" " * missing)]
+    data = file.read_bytes()
+    magic, version, tensors, count = _HEADER.unpack_from(data)
+    header = _HEADER.pack(magic, version, tensors, count + len(pairs))
+    file.write_bytes(b"".join((header, *pairs, memoryview(data)[_HEADER.size :])))
+
+
+def split(model: Path, stem: Path, tensors: int) -> list[Path]:
+    """Write a model again as parts of at most so many tensors each, `STEM-00001-of-0000N.gguf`; returns their paths."""
+    reader = gguf.GGUFReader(str(model))
+    arch = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(str(stem.with_suffix(".gguf")), arch, split_max_tensors=tensors)
     for field in reader.fields.values():
-        empty = field.types[0] == gguf.GGUFValueType.ARRAY and not len(field.data)  # the writer refuses those
-        if not empty and not field.name.startswith(("GGUF.", "general.architecture")):
+        if not field.name.startswith(("GGUF.", "general.architecture")):
             _copy(field, writer)
-    if template is not None:
-        _copy(template, writer)
-    elif tokenizer is None:
-        writer.add_chat_template(_CHATML)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return sorted(stem.parent.glob(f"{stem.name}-*.gguf"))
 
 
 def _name(arch: str) -> str:
     """As llama.cpp calls it."""
     return arch.partition("+")[0]
-
-
-def _copy(field: gguf.ReaderField, writer: gguf.GGUFWriter) -> None:
-    kind = field.types[0]
-    writer.add_key_value(
-        field.name, field.contents(), kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-    )
 
 
 def _library() -> Any:
@@ -209,13 +260,11 @@ def _add_bytes(writer: gguf.GGUFWriter) -> int:
 def _write_metadata(arch: str, tokenizer: Path | None, out: Path, context_length: int) -> None:
     name = _name(arch)
     writer = gguf.GGUFWriter(str(out), name)
-    n_vocab = _add_bytes(writer) if tokenizer is None else 0
-    for field in gguf.GGUFReader(str(tokenizer)).fields.values() if tokenizer else ():
-        if not field.name.startswith("tokenizer."):
-            continue
-        if field.name == "tokenizer.ggml.tokens":
-            n_vocab = len(field.data)
-        _copy(field, writer)
+    copied = {} if tokenizer is None else {n: p for n, p in _pairs(tokenizer).items() if n.startswith("tokenizer.")}
+    if tokenizer is None:
+        n_vocab = _add_bytes(writer)
+    else:  # type, type of each, count: an array's beginning
+        _, _, n_vocab = struct.unpack_from("<IIQ", copied["tokenizer.ggml.tokens"], 8 + len("tokenizer.ggml.tokens"))
     settings = {
         "vocab_size": n_vocab,
         "context_length": context_length,
@@ -237,11 +286,14 @@ def _write_metadata(arch: str, tokenizer: Path | None, out: Path, context_length
             writer.add_bool(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
         else:
             writer.add_uint32(key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
+    _insert(out, list(copied.values()))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,13 @@ from aiohttp import web
 from ..errors import NotFoundError, RequestError
 from ..frames import Purge
 from . import fields
+from . import reply_shapes as shape
 from .durations import seconds
 from .errors import json_response, read_body
 from .fields import Number
-from .keys import ADMIN, BACKEND
+from .keys import ADMIN, BACKEND, RECORDS
+from .operation import Operation
+from .records import Records
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
@@ -77,7 +80,15 @@ async def prefixes(request: web.Request) -> web.Response:
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_LIMIT):
         raise RequestError(f"`limit` must be a whole number from 1 to {MAX_LIMIT}.", param="limit", code="out_of_range")
     found = await request.app[ADMIN].prefixes(int(text), request.query.get("model", ""))
-    return json_response({"prefixes": found.prefixes, "total": found.total})
+    kept = request.app[RECORDS]
+    shown = [{**msgspec.to_builtins(prefix), "app": _app(kept, prefix.request)} for prefix in found.prefixes]
+    return json_response({"prefixes": shown, "total": found.total})
+
+
+def _app(kept: Records, rid: str) -> str:
+    """Who sent a request; "" if that is not remembered."""
+    record = kept.find(rid) if rid else None
+    return record.app if record is not None else ""
 
 
 async def purge(request: web.Request) -> web.Response:
@@ -113,3 +124,12 @@ def routes() -> list[web.RouteDef]:
         web.post("/cache/verify", verify),
         web.post("/cache/compact", compact),
     ]
+
+
+OPERATIONS = (
+    Operation("GET", "/cache/stats", "Figures of the cache"),
+    Operation("GET", "/cache/prefixes", "What is kept", reply=shape.Prefixes, query=("limit", "model")),
+    Operation("POST", "/cache/purge", "Remove from every tier", PurgeBody, shape.Purged),
+    Operation("POST", "/cache/verify", "Read and check all that is stored", VerifyBody, shape.Verified),
+    Operation("POST", "/cache/compact", "Give the disk back what the store's file does not need"),
+)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,12 +14,14 @@ from aiohttp import web
 from ..errors import ContextOverflowError, HomeprefixdError, RequestError
 from ..frames import ApplyTemplate, Constraint, Generate, Message, Tokenize
 from . import conversation, fields
+from . import reply_shapes as shape
 from .anthropic_reply import MessageWriter
 from .conversation import joined, missing, unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai import vocabulary
+from .operation import COUNT, EVENTS, Operation
 from .replies import respond
 from .sse import EventStream
 from .standing import with_standing
@@ -43,7 +46,7 @@ class Block(msgspec.Struct):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
-    source: dict[str, Any] | None = None
+    source: Any = None
 
 
 class MessageBody(msgspec.Struct):
@@ -117,7 +120,7 @@ def _text(where: str, block: Block) -> str:
         if block.text is None:
             raise missing(f"{where}.text")
         return block.text
-    source = block.source or {}
+    source = block.source if isinstance(block.source, dict) else {}
     if block.type == "document" and source.get("type") == "text" and isinstance(source.get("data"), str):
         return str(source["data"])
     raise unsupported(f"{where}.type", f"`{where}`: blocks of type {block.type[:40]!r} are not supported here.")
@@ -325,3 +328,11 @@ ERROR_FORMS = {"/v1/messages": error_form}
 
 def routes() -> list[web.RouteDef]:
     return [web.post("/v1/messages", messages), web.post("/v1/messages/count_tokens", count_tokens)]
+
+
+_operation = partial(Operation, dialect="Anthropic", error=shape.AnthropicError)
+
+OPERATIONS = (
+    _operation("POST", "/v1/messages", "A message", MessagesBody, shape.AnthropicMessage, EVENTS),
+    _operation("POST", "/v1/messages/count_tokens", COUNT, PromptBody, shape.TokenCount),
+)

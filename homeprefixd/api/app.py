@@ -10,22 +10,6 @@ from aiohttp import web
 
 from ..config import ServerConfig
 from ..models.backend import Backend, CacheAdmin
-from . import admin as admin_routes
-from . import anthropic as anthropic_routes
-from . import embeddings as embedding_routes
-from . import llamacpp as llamacpp_routes
-from . import metrics as metrics_routes
-from . import models as model_routes
-from . import ollama as ollama_routes
-from . import ollama_embed as ollama_embed_routes
-from . import ollama_models as ollama_model_routes
-from . import openai as openai_routes
-from . import openapi as openapi_routes
-from . import record_routes
-from . import responses as responses_routes
-from . import token_counts as token_count_routes
-from . import transfer as transfer_routes
-from . import warming as warming_routes
 from .access import KEYS, Gate
 from .connection import connection_middleware
 from .errors import ERROR_FORMS, error_middleware
@@ -34,6 +18,7 @@ from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, RECORDS, Ident
 from .observed import Observations, ObservedBackend
 from .origin import OriginGuard
 from .records import Records
+from .rooms import rooms
 
 
 def _random_token() -> str:
@@ -79,24 +64,7 @@ def create_app(
     app[CONFIG] = config
     app[IDENTITY] = Identity(clock, token)
     app.on_response_prepare.append(guard.on_prepare)
-    app[ERROR_FORMS] = {**anthropic_routes.ERROR_FORMS, **ollama_routes.ERROR_FORMS}
-    rooms = (
-        model_routes,
-        openai_routes,
-        responses_routes,
-        token_count_routes,
-        embedding_routes,
-        anthropic_routes,
-        ollama_routes,
-        ollama_embed_routes,
-        ollama_model_routes,
-        llamacpp_routes,
-        admin_routes,
-        warming_routes,
-        transfer_routes,
-        metrics_routes,
-        record_routes,
-        openapi_routes,
-    )
-    app.add_routes([route for room in rooms for route in room.routes()])
+    all_rooms = rooms()
+    app[ERROR_FORMS] = {path: form for room in all_rooms for path, form in room.error_forms.items()}
+    app.add_routes([route for room in all_rooms for route in room.routes()])
     return app

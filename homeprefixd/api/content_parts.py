@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import RequestError
 from .openai import MAX_TOKEN
 
@@ -36,3 +38,22 @@ def checked_content(content: str | list[str | int], n_vocab: int | None, name: s
             code="out_of_range",
         )
     return parts
+
+
+def object_text(name: str, given: dict[str, Any]) -> str:
+    """The text of an object with `prompt_string`, or with `content` of parts. Raises RequestError."""
+    if given.get("multimodal_data"):
+        raise RequestError("`multimodal_data` is not supported here: send text.", param=name, code="unsupported_value")
+    parts = given.get("content")
+    if isinstance(parts, list):
+        texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
+    else:
+        texts = [given.get("prompt_string")]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise RequestError(
+            f"`{name}` must hold texts, token ids, lists of these, or objects with `prompt_string` or with `content` of"
+            " parts of type 'text'.",
+            param=name,
+            code="wrong_type",
+        )
+    return "".join(text for text in texts if text is not None)

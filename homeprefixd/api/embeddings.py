@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,11 +13,12 @@ from aiohttp import web
 from ..errors import RequestError
 from ..frames import Embed
 from . import fields
-from .content_parts import check_ids
+from .content_parts import checked_content, object_text
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
 from .openai import vocabulary
+from .operation import Operation, both
 
 MAX_INPUTS = 2048
 """As OpenAI has it."""
@@ -30,32 +32,49 @@ _IGNORED = frozenset({"user", "encoding_format"})
 
 
 class EmbeddingsBody(msgspec.Struct):
-    input: str | list[str | int | list[int]]
+    input: str | dict[str, Any] | list[str | int | list[str | int] | dict[str, Any]]
     model: str | None = None
     encoding_format: str | None = None
     dimensions: Number = None
 
 
-def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """One text, the tokens of one, or several of these. Raises RequestError."""
-    if isinstance(given, str):
-        return [given]
-    texts = [part for part in given if isinstance(part, str)]
-    tokens = [part for part in given if isinstance(part, int)]
-    if not given or len(tokens) not in (0, len(given)):
-        raise RequestError(
-            "`input` must be a text, a list of token ids, or a list of texts and such lists; not empty.",
-            param="input",
-            code="wrong_type",
-        )
-    inputs: list[str | list[int]] = [tokens] if tokens else [part for part in given if not isinstance(part, int)]
-    if len(inputs) > MAX_INPUTS or sum(map(len, texts)) > MAX_TEXT:
+def inputs_of(given: str | dict[str, Any] | Sequence[Any]) -> list[str | list[int | str]]:
+    """One input or several. One is a text, token ids, both mixed, or an object with a text. Raises RequestError."""
+    if isinstance(given, str | dict):
+        return [_input(given)]
+    if any(isinstance(part, int) for part in given):
+        return [_input(given)]
+    inputs = [_input(part) for part in given]
+    if not inputs:
+        raise _wrong()
+    check_size(len(inputs), [part for one in inputs for part in ([one] if isinstance(one, str) else one)])
+    return inputs
+
+
+def check_size(count: int, parts: Sequence[str | int]) -> None:
+    """Refuse too many inputs, or too much text in all of them. Raises RequestError."""
+    if count > MAX_INPUTS or sum(len(part) for part in parts if isinstance(part, str)) > MAX_TEXT:
         raise RequestError(
             f"`input` must have at most {MAX_INPUTS} texts of at most {MAX_TEXT} characters in all: send it in pieces.",
             param="input",
             code="out_of_range",
         )
-    return inputs
+
+
+def _input(given: Any) -> str | list[int | str]:
+    if isinstance(given, dict):
+        return object_text("input", given)
+    if isinstance(given, str) or (isinstance(given, list) and all(isinstance(part, str | int) for part in given)):
+        return given
+    raise _wrong()
+
+
+def _wrong() -> RequestError:
+    return RequestError(
+        "`input` must be a text, token ids, an object with one, or a list of these; not empty.",
+        param="input",
+        code="wrong_type",
+    )
 
 
 def floats(vector: bytes) -> list[float]:
@@ -84,7 +103,7 @@ async def embeddings(request: web.Request) -> web.Response:
     n_vocab = vocabulary(request, alias)
     for given in inputs:
         if isinstance(given, list):
-            check_ids("input", given, n_vocab)
+            checked_content(given, n_vocab, "input")
     dimensions = fields.whole("dimensions", body.dimensions, 1, MAX_DIMENSIONS) or 0
     rid = f"embd-{request.app[IDENTITY].token()}"
     found = await backend.convert(alias, Embed(rid, inputs, dimensions))
@@ -106,3 +125,6 @@ async def embeddings(request: web.Request) -> web.Response:
 def routes() -> list[web.RouteDef]:
     """As OpenAI and llama-server spell it."""
     return [web.post("/v1/embeddings", embeddings), web.post("/embeddings", embeddings)]
+
+
+OPERATIONS = (*both(Operation("POST", "/embeddings", "Texts to vectors", EmbeddingsBody)),)

@@ -29,15 +29,36 @@ MAX_STOP_LENGTH = 1024
 MAX_NESTING = 64
 """Of values that are passed on as they came (tools, template arguments): no decoder on their way may overflow."""
 
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+"""Escapes in JSON; `half` is half of a character, as a text has that was cut within an emoji."""
+
 _EXPECTED = re.compile(r"Expected `(.+)`, got `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+)`$")
 _NAMES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 
 
+def _mended(match: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if match["half"] else match[0]
+
+
+def _decoded(body: bytes, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        mended = _ESCAPES.sub(_mended, body)
+        if mended == body:
+            raise
+        return msgspec.json.decode(mended, type=kind)
+
+
 def decode(body: bytes, kind: type[Body], ignored: frozenset[str] = frozenset()) -> Body:
     """A request's body. `ignored`: fields that are known and need nothing done. Raises RequestError."""
     try:
-        value = msgspec.json.decode(body, type=kind)
+        value = _decoded(body, kind)
     except msgspec.ValidationError as error:
         raise _explain(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -46,7 +67,7 @@ def decode(body: bytes, kind: type[Body], ignored: frozenset[str] = frozenset())
         raise RequestError("The request's body is nested too deeply.", code="bad_json") from error
     if logger.isEnabledFor(logging.DEBUG):
         known = {field.encode_name for field in msgspec.structs.fields(kind)} | ignored
-        unknown = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() - known
+        unknown = msgspec.json.decode(_ESCAPES.sub(_mended, body), type=dict[str, msgspec.Raw]).keys() - known
         if unknown:
             logger.debug("ignored fields: %s", ", ".join(sorted(unknown)))
     return value
@@ -130,7 +151,8 @@ def stop_strings(value: str | list[str] | None) -> list[str]:
     return stops
 
 
-LogitBias = dict[str, float | bool] | list[tuple[int, float | bool]] | None
+LogitBias = dict[str, float | bool] | list[tuple[int | str, float | bool]] | None
+"""Some dialects also take texts as keys, and turn them into token ids first."""
 
 
 def logit_bias(value: LogitBias, n_vocab: int | None) -> dict[int, float]:
@@ -189,6 +211,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: LogitBias = None
     ignore_eos: bool | None = None
     min_tokens: Number = None
+    top_n_sigma: Number = None
+    xtc_probability: Number = None
+    xtc_threshold: Number = None
+    dynatemp_range: Number = None
+    dynatemp_exponent: Number = None
+    mirostat: Number = None
+    mirostat_tau: Number = None
+    mirostat_eta: Number = None
 
     def sampling(self, n_vocab: int | None) -> Sampling:
         """Checked, with the defaults of `Sampling` for what is absent. Raises RequestError."""
@@ -200,12 +230,20 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             "min_p": number("min_p", self.min_p, 0, 1),
             "typical_p": number("typical_p", self.typical_p, 0, 1),
             "repeat_penalty": number("repeat_penalty", self.repeat_penalty, 0, 100, open_low=True),
-            "repeat_last_n": whole("repeat_last_n", self.repeat_last_n, 0),
+            "repeat_last_n": whole("repeat_last_n", self.repeat_last_n, -1),
             "presence_penalty": number("presence_penalty", self.presence_penalty, -100, 100),
             "frequency_penalty": number("frequency_penalty", self.frequency_penalty, -100, 100),
             "seed": None if seed is None else -1 if seed < 0 else seed % 2**32,  # llama.cpp takes 32 bits
             "ignore_eos": self.ignore_eos,
             "min_tokens": whole("min_tokens", self.min_tokens, 0),
+            "top_n_sigma": number("top_n_sigma", self.top_n_sigma, -1, 100),
+            "xtc_probability": number("xtc_probability", self.xtc_probability, 0, 1),
+            "xtc_threshold": number("xtc_threshold", self.xtc_threshold, 0, 1),
+            "dynatemp_range": number("dynatemp_range", self.dynatemp_range, 0, 100),
+            "dynatemp_exponent": number("dynatemp_exponent", self.dynatemp_exponent, 0, 100),
+            "mirostat": whole("mirostat", self.mirostat, 0, 2),
+            "mirostat_tau": number("mirostat_tau", self.mirostat_tau, 0, 100),
+            "mirostat_eta": number("mirostat_eta", self.mirostat_eta, 0, 1),
         }
         chosen = {name: value for name, value in given.items() if value is not None}
         return Sampling(**chosen, logit_bias=logit_bias(self.logit_bias, n_vocab))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from ..config import ServerConfig
+from ..config_file import Applied
 from ..models.backend import Backend, CacheAdmin
 from .observed import Observations
 from .records import Records
@@ -15,6 +16,9 @@ from .records import Records
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
 OBSERVATIONS: web.AppKey[Observations] = web.AppKey("observations")
 RECORDS: web.AppKey[Records] = web.AppKey("records")
+APPLY_RULE: web.AppKey[Callable[[str, str], Awaitable[Applied]]] = web.AppKey("apply_rule")
+"""Takes a rule of `[stable]` and what it is set to; not there where the daemon cannot read its settings again."""
+
 ADMIN: web.AppKey[CacheAdmin] = web.AppKey("admin")
 CONFIG: web.AppKey[ServerConfig] = web.AppKey("config")
 

@@ -13,12 +13,14 @@ from aiohttp import web
 from .. import __version__
 from ..errors import UnavailableError
 from ..frames import ApplyTemplate, DescribeTemplate, Detokenize, ModelInfo, Sampling, Tokenize
-from . import fields, llamacpp_completion
+from . import fields
+from . import reply_shapes as shape
 from .content_parts import check_ids, checked_content
 from .errors import json_response, read_body
 from .keys import BACKEND, IDENTITY
 from .models import base_of
 from .openai import ChatBody, chat_request, vocabulary
+from .operation import Operation, both
 
 
 class TokenizeBody(msgspec.Struct):
@@ -92,13 +94,20 @@ def _info(request: web.Request, alias: str) -> ModelInfo:
     raise UnavailableError("Loading model", retry_after=1)
 
 
-async def props(request: web.Request) -> web.Response:
-    """`GET /props`: what clients adapt to."""
+async def _loaded_info(request: web.Request) -> ModelInfo:
+    """Of the model that is asked for, which is loaded if it is not."""
     backend = request.app[BACKEND]
     alias = backend.resolve(request.query.get("model"))
     if any(known.alias == alias and known.state == "unloaded" for known in backend.known()):
         await backend.load(alias)
-    info = _info(request, alias)
+    return _info(request, alias)
+
+
+async def props(request: web.Request) -> web.Response:
+    """`GET /props`: what clients adapt to."""
+    backend = request.app[BACKEND]
+    info = await _loaded_info(request)
+    alias = info.alias
     template = await backend.convert(alias, DescribeTemplate(_ask_id(request)))
     bos, eos = (piece.decode(errors="replace") for piece in template.pieces)
     return json_response(
@@ -136,8 +145,7 @@ async def slots(request: web.Request) -> web.Response:
 
 async def lora_adapters(request: web.Request) -> web.Response:
     """`GET /lora-adapters`: what `lora` of a request may name, by `id` or `name`. `scale`: where it says nothing."""
-    backend = request.app[BACKEND]
-    info = _info(request, backend.resolve(request.query.get("model")))
+    info = await _loaded_info(request)
     return json_response(
         [
             {"id": index, "name": one.id, "path": one.path, "scale": one.scale if one.default else 0.0}
@@ -148,7 +156,7 @@ async def lora_adapters(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     """Each with and without `/v1`."""
-    return llamacpp_completion.routes() + [
+    return [
         route
         for prefix in ("", "/v1")
         for route in (
@@ -160,3 +168,13 @@ def routes() -> list[web.RouteDef]:
             web.get(f"{prefix}/lora-adapters", lora_adapters),
         )
     ]
+
+
+OPERATIONS = (
+    *both(Operation("POST", "/tokenize", "Text to tokens", TokenizeBody, shape.Tokens)),
+    *both(Operation("POST", "/detokenize", "Tokens to text", DetokenizeBody, shape.Content)),
+    *both(Operation("POST", "/apply-template", "The prompt of a chat", ChatBody, shape.Prompt)),
+    *both(Operation("GET", "/props", "What clients adapt to", query=("model",))),
+    *both(Operation("GET", "/lora-adapters", "Adapters that `lora` of a request may name", query=("model",))),
+    *both(Operation("GET", "/slots", "Places for running requests", query=("model", "fail_on_no_slot"))),
+)

@@ -10,15 +10,17 @@ from aiohttp import web
 from ..errors import RequestError
 from ..frames import Accepted, Delta, Finished, Generate, Progress, Timings, Tokenize, TokenLogprob
 from . import fields
-from .content_parts import checked_content
+from .content_parts import checked_content, object_text
 from .errors import encode, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
 from .openai import MAX_CHOICES, CommonBody, answer, prompts, vocabulary
 from .openai_reply import ReplyWriter, finite, timings_object, token_object
+from .operation import EVENTS, Operation, both
 
 _MAX_PROBS = 100
 _MAX_FILES = 1000
+_MAX_BIASED_TEXTS = 1000
 
 _IGNORED = frozenset({"id_slot", "timings_per_token", "samplers", "n_keep", "t_max_predict_ms"})
 
@@ -66,11 +68,7 @@ def native_prompts(given: NativePrompt) -> list[str | list[str | int]]:
 
 def _one(given: Any) -> str | list[str | int]:
     if isinstance(given, dict):
-        if given.get("multimodal_data"):
-            raise RequestError(
-                "`multimodal_data` is not supported here: send text.", param="prompt", code="unsupported_value"
-            )
-        given = given.get("prompt_string")
+        given = object_text("prompt", given)
     if isinstance(given, list) and all(isinstance(item, str | int) for item in given):
         prompt: str | list[str | int] = given
     elif isinstance(given, str):
@@ -99,6 +97,26 @@ async def _taken(request: web.Request, alias: str, given: NativePrompt) -> list[
         else:
             taken += prompts(prompt, n_vocab)  # type: ignore[arg-type]  # no mixture any more
     return taken
+
+
+async def _biased(request: web.Request, alias: str, body: NativeBody) -> None:
+    """A bias on a text is one on each of its tokens. Raises RequestError."""
+    given = body.logit_bias
+    biased: list[tuple[int | str, float | bool]] = []
+    texts = 0
+    for key, amount in given.items() if isinstance(given, dict) else given or []:
+        if isinstance(key, int) or (key.isascii() and key.isdigit()):
+            biased.append((key, amount))
+            continue
+        texts += 1
+        if texts > _MAX_BIASED_TEXTS:
+            raise RequestError(
+                f"`logit_bias` takes at most {_MAX_BIASED_TEXTS} texts.", param="logit_bias", code="out_of_range"
+            )
+        content = checked_content(key, None, "logit_bias")
+        ask = Tokenize(f"ask-{request.app[IDENTITY].token()}", content, False, False, False)
+        biased += [(token, amount) for token in (await request.app[BACKEND].convert(alias, ask)).tokens]
+    body.logit_bias = biased
 
 
 def _generate(body: NativeBody, rid: str, prompt: str | list[int], n_vocab: int | None, **more: Any) -> Generate:
@@ -264,6 +282,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
     body = fields.decode(await read_body(request), CompletionBody, _IGNORED)
     alias = request.app[BACKEND].resolve(body.model)
     n_vocab, rid = vocabulary(request, alias), _new_id(request)
+    await _biased(request, alias, body)
     generates = [_generate(body, rid, prompt, n_vocab) for prompt in await _taken(request, alias, body.prompt)]
     return await _respond(request, body, alias, generates)
 
@@ -275,6 +294,7 @@ async def infill(request: web.Request) -> web.StreamResponse:
     extra = body.input_extra or []
     if len(extra) > _MAX_FILES:
         raise RequestError(f"`input_extra` takes at most {_MAX_FILES} files.", param="input_extra", code="out_of_range")
+    await _biased(request, alias, body)
     files = [(file.filename, file.text) for file in extra]
     prompt = body.input_prefix + body.prompt
     generate = _generate(
@@ -292,3 +312,10 @@ def routes() -> list[web.RouteDef]:
         web.post("/infill", infill),
         web.post("/v1/infill", infill),
     ]
+
+
+OPERATIONS = (
+    *both(Operation("POST", "/completion", "Text", CompletionBody, stream=EVENTS)),
+    Operation("POST", "/completions", "Text", CompletionBody, stream=EVENTS),
+    *both(Operation("POST", "/infill", "What stands between", InfillBody, stream=EVENTS)),
+)

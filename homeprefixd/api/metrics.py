@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from .. import __version__
-from ..errors import UnavailableError
 from ..explain.causes import REMOVALS
-from .keys import ADMIN, BACKEND, OBSERVATIONS
+from .keys import BACKEND, OBSERVATIONS
 from .observed import Histogram, Observations
+from .operation import PLAIN, Operation, both
+from .store_figures import store_figures
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -298,14 +299,13 @@ def exposition(scrape: Scrape) -> bytes:
 
 async def metrics(request: web.Request) -> web.Response:
     """`GET /metrics`."""
-    stats: Mapping[str, Any] | None
-    try:
-        stats = await request.app[ADMIN].stats()
-    except UnavailableError:
-        stats = None
+    stats = await store_figures(request.app)
     scrape = Scrape(request.app[OBSERVATIONS], request.app[BACKEND].status(), stats)
     return web.Response(body=exposition(scrape), headers={"Content-Type": CONTENT_TYPE})
 
 
 def routes() -> list[web.RouteDef]:
     return [web.get("/metrics", metrics), web.get("/v1/metrics", metrics)]
+
+
+OPERATIONS = (*both(Operation("GET", "/metrics", "For Prometheus", media=PLAIN)),)

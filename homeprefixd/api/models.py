@@ -14,10 +14,12 @@ from .. import __version__
 from ..errors import UnavailableError
 from ..models.backend import Backend, KnownModel
 from . import fields, page
+from . import reply_shapes as shape
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND
 from .ollama_models import GREETING
+from .operation import PLAIN, Operation, both
 
 MAX_KEEP_ALIVE = 1e9  # s
 
@@ -178,3 +180,14 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/models/{id:.+}", model),
         web.get("/models/{id:.+}", model),
     ]
+
+
+OPERATIONS = (
+    Operation("GET", "/", "What this is; plain text unless JSON or HTML is asked for", media=PLAIN, key=False),
+    *both(Operation("GET", "/health", "Can requests be served?", reply=shape.Health, key=False)),
+    *both(Operation("GET", "/models", "The models", reply=shape.Models)),
+    *both(Operation("GET", "/models/{id}", "One model", reply=shape.Model)),
+    Operation("GET", "/models/details", "All of each model"),
+    Operation("POST", "/models/load", "Load a model", ModelBody),
+    Operation("POST", "/models/unload", "Unload a model", ModelBody),
+)

@@ -6,6 +6,7 @@ whatever is asked for.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from aiohttp import web
 from ..errors import HomeprefixdError, RequestError
 from ..frames import Constraint, Generate, Message, Sampling
 from . import conversation, fields
+from . import reply_shapes as shape
 from .conversation import unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
@@ -22,6 +24,7 @@ from .ollama_fields import keep_alive_seconds
 from .ollama_models import resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
+from .operation import LINES, Operation
 from .replies import respond
 from .sse import LineStream
 from .standing import with_standing
@@ -80,11 +83,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     logprobs: bool | None = None
 
     def sampling(self, n_vocab: int | None) -> Sampling:
-        options = self.options or Options()
-        if options.repeat_last_n == -1:  # the whole context, which other dialects have no word for
-            options.repeat_last_n = None
-            return msgspec.structs.replace(options.sampling(n_vocab), repeat_last_n=-1)
-        return options.sampling(n_vocab)
+        return (self.options or Options()).sampling(n_vocab)
 
     def limit(self) -> int:
         """Tokens to generate at most; Ollama's -1 and -2 mean that the context is the only bound."""
@@ -126,6 +125,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
         messages: list[Message] | None = None,
         prompt: str | None = None,
         tools: list[dict[str, Any]] | None = None,
+        suffix: str | None = None,
     ) -> Generate:
         """What the worker takes, checked; one of `messages` and `prompt` is given. Raises RequestError."""
         generate = Generate(
@@ -139,6 +139,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
             sampling=self.sampling(n_vocab),
             stream=self.stream is not False,
             constraint=self.constraint(),
+            suffix=suffix,
         )
         conversation.check_call(generate)
         return generate
@@ -242,10 +243,11 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
 
 
 def generate_request(body: GenerateBody, rid: str, n_vocab: int | None) -> Generate:
-    """Checked and turned into what the worker takes; `raw` is without a template. Raises RequestError."""
+    """Checked and turned into what the worker takes; `raw`, or a gap before `suffix`, is without a template. Raises
+    RequestError.
+    """
     body.check_unsupported()
     for name, why in (
-        ("suffix", "`suffix` is not supported here."),
         ("template", "`template` is not supported here: the server's `model.chat_template` sets it."),
         ("images", "`images` is not supported here."),
         ("context", "`context` is not supported here: send the conversation to /api/chat; what is known is reused."),
@@ -253,8 +255,8 @@ def generate_request(body: GenerateBody, rid: str, n_vocab: int | None) -> Gener
         if getattr(body, name):
             raise unsupported(name, why)
     prompt = body.prompt or ""
-    if body.raw:
-        return body.request(rid, n_vocab, prompt=prompt)
+    if body.raw or body.suffix:
+        return body.request(rid, n_vocab, prompt=prompt, suffix=body.suffix or None)
     system = [Message("system", body.system)] if body.system else []
     return body.request(rid, n_vocab, messages=[*system, Message("user", prompt)])
 
@@ -327,3 +329,15 @@ def routes() -> list[web.RouteDef]:
         web.post("/api/generate", generate),
         *(web.route("DELETE" if path == "/api/delete" else "POST", path, absent) for path in ABSENT),
     ]
+
+
+_operation = partial(Operation, dialect="Ollama", error=shape.OllamaError)
+
+OPERATIONS = (
+    _operation("POST", "/api/chat", "Chat", ChatBody, shape.OllamaChat, LINES),
+    _operation("POST", "/api/generate", "Text", GenerateBody, shape.OllamaText, LINES),
+    *(
+        _operation("DELETE" if path == "/api/delete" else "POST", path, f"Always 400: {why}")
+        for path, why in ABSENT.items()
+    ),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,12 +11,14 @@ from aiohttp import web
 
 from ..frames import Converted, Embed
 from . import fields
-from .embeddings import MAX_DIMENSIONS, floats, inputs_of
+from . import reply_shapes as shape
+from .embeddings import MAX_DIMENSIONS, check_size, floats
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
 from .ollama_fields import keep_alive_seconds
 from .ollama_models import resolve
+from .operation import Operation
 
 _IGNORED = frozenset({"options"})  # about memory and threads, which are the server's
 
@@ -55,9 +58,10 @@ async def embed(request: web.Request) -> web.Response:
     seconds = await _kept(request, alias, body.keep_alive)
     found = Converted("")
     if body.input:
-        texts = inputs_of([*([body.input] if isinstance(body.input, str) else body.input)])
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        check_size(len(texts), texts)
         rid = f"embd-{request.app[IDENTITY].token()}"
-        wanted = Embed(rid, texts, dimensions, truncate=body.truncate is not False)
+        wanted = Embed(rid, [*texts], dimensions, truncate=body.truncate is not False)
         found = await request.app[BACKEND].convert(alias, wanted)
     elif seconds is None:
         await request.app[BACKEND].load(alias, None)
@@ -91,3 +95,11 @@ async def embeddings(request: web.Request) -> web.Response:
 
 def routes() -> list[web.RouteDef]:
     return [web.post("/api/embed", embed), web.post("/api/embeddings", embeddings)]
+
+
+_operation = partial(Operation, dialect="Ollama", error=shape.OllamaError)
+
+OPERATIONS = (
+    _operation("POST", "/api/embed", "Texts to vectors", EmbedBody, shape.OllamaEmbedded),
+    _operation("POST", "/api/embeddings", "A text to a vector", EmbeddingsBody, shape.OllamaEmbedding),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,10 +14,12 @@ from .. import __version__
 from ..errors import NotFoundError, UnavailableError
 from ..frames import DescribeTemplate, ModelInfo
 from . import fields
+from . import reply_shapes as shape
 from .conversation import missing
 from .errors import json_response, read_body
 from .keys import BACKEND, IDENTITY
 from .ollama_reply import time_text
+from .operation import Operation
 
 API_VERSION = "0.12.6"
 """Of Ollama, whose API this follows: clients ask for it to know what they may use."""
@@ -32,19 +35,22 @@ _QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
 
 @dataclass(frozen=True)
 class Listed:
-    """A model as it is listed. `size`: bytes, `created`: Unix time, s; `info`: where it is loaded."""
+    """A model as it is listed. `size`: bytes, `created`: Unix time, s; `info`: where it is loaded. `expires`: seconds
+    until it is unloaded if nobody asks for it; None: never, or it is in use.
+    """
 
     alias: str
     path: str
     size: int
     created: int
     info: ModelInfo | None
+    expires: float | None
 
 
 def listed(request: web.Request) -> list[Listed]:
     """All models, loaded or not."""
     known = request.app[BACKEND].known()
-    return [Listed(one.alias, one.path, one.size, one.created, one.info) for one in known]
+    return [Listed(one.alias, one.path, one.size, one.created, one.info, one.expires) for one in known]
 
 
 class ShowBody(msgspec.Struct):
@@ -105,11 +111,20 @@ async def tags(request: web.Request) -> web.Response:
 
 async def ps(request: web.Request) -> web.Response:
     """`GET /api/ps`: those in memory."""
-    more = {"expires_at": FOREVER, "size_vram": 0}
+    now = request.app[IDENTITY].clock()
+
+    def leaves(model: Listed) -> str:
+        return FOREVER if model.expires is None else time_text(now + model.expires)
+
     return json_response(
         {
             "models": [
-                {**_entry(model), **more, "context_length": model.info.n_ctx}
+                {
+                    **_entry(model),
+                    "expires_at": leaves(model),
+                    "size_vram": 0,
+                    "context_length": model.info.n_ctx,
+                }
                 for model in listed(request)
                 if model.info is not None
             ]
@@ -165,3 +180,13 @@ def routes() -> list[web.RouteDef]:
         web.get("/api/ps", ps),
         web.post("/api/show", show),
     ]
+
+
+_operation = partial(Operation, dialect="Ollama", error=shape.OllamaError)
+
+OPERATIONS = (
+    _operation("GET", "/api/version", "The version of Ollama's API", reply=shape.OllamaVersion, key=False),
+    _operation("GET", "/api/tags", "The models", reply=shape.OllamaModels),
+    _operation("GET", "/api/ps", "The models in memory", reply=shape.OllamaModels),
+    _operation("POST", "/api/show", "About a model", ShowBody, shape.OllamaShown),
+)

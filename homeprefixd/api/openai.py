@@ -11,11 +11,14 @@ from aiohttp import web
 from ..errors import RequestError
 from ..frames import Constraint, Detokenize, Generate, Message
 from . import fields
+from . import reply_shapes as shape
 from .choices import respond_choices
 from .errors import read_body
 from .fields import LoraField, Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai_reply import ChatWriter, CompletionWriter, ReplyWriter, respond
+from .openai_tools import check_tools, tool_choice
+from .operation import EVENTS, Operation, both
 from .standing import with_standing
 
 _MAX_SALT = 1024  # characters
@@ -51,15 +54,16 @@ _IGNORED = frozenset(
 
 
 class Part(msgspec.Struct):
-    """A part of a message's content. Others than `text` are refused later, by name."""
+    """A part of a message's content. Others than texts are refused later, by name."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None  # what an assistant once said instead
 
 
 class FunctionCall(msgspec.Struct):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct):
@@ -73,6 +77,7 @@ class MessageBody(msgspec.Struct):
     content: str | list[Part] | msgspec.UnsetType | None = msgspec.UNSET
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None  # what `tool_calls` was before
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -176,6 +181,7 @@ class ChatBody(CommonBody, kw_only=True):
     messages: list[MessageBody]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: list[Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -219,6 +225,9 @@ def _content(where: str, content: str | list[Part] | None) -> str | None:
         return content
     texts = []
     for index, part in enumerate(content):
+        if part.type == "refusal":
+            texts.append(part.refusal or "")
+            continue
         if part.type != "text":
             raise _unsupported(
                 f"{where}[{index}].type",
@@ -242,20 +251,21 @@ def _message(index: int, body: MessageBody) -> Message:
             code="unknown_role",
         )
     content = body.content
+    made = body.tool_calls or ([] if body.function_call is None else [ToolCall(body.function_call)])
     if content is msgspec.UNSET:
-        if body.role != "assistant" or not (body.tool_calls or body.reasoning_content):
+        if body.role != "assistant" or not (made or body.reasoning_content):
             raise RequestError(f"`{where}.content` is missing.", param=f"{where}.content", code="missing_field")
         content = None
     calls = None
-    if body.tool_calls:
-        fields.check_plain(f"{where}.tool_calls", [call.function.arguments for call in body.tool_calls])
+    if made:
+        fields.check_plain(f"{where}.tool_calls", [call.function.arguments for call in made])
         calls = [
             {
                 **({} if call.id is None else {"id": call.id}),
                 "type": call.type,
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                "function": {"name": call.function.name, "arguments": call.function.arguments or ""},
             }
-            for call in body.tool_calls
+            for call in made
         ]
     return Message(
         role=role,
@@ -264,31 +274,6 @@ def _message(index: int, body: MessageBody) -> Message:
         tool_calls=calls,
         tool_call_id=body.tool_call_id,
         reasoning_content=body.reasoning_content,
-    )
-
-
-def _check_tools(body: ChatBody) -> None:
-    fields.check_plain("tools", body.tools)
-    for index, tool in enumerate(body.tools or []):
-        if not isinstance(tool.get("function", {}), dict):
-            raise RequestError(f"`tools[{index}].function` must be object.", param=f"tools[{index}].function")
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> str:
-    """As the frame has it. With "none" the tools stay in the prompt all the same, so that its prefix stays the same."""
-    if choice is None:
-        return "auto"
-    if isinstance(choice, str):
-        if choice in ("auto", "none", "required"):
-            return choice
-    else:
-        function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type", "function") == "function" and isinstance(name, str) and name:
-            return f"={name}"
-    raise _unsupported(
-        "tool_choice",
-        '`tool_choice` must be \'auto\', \'none\', \'required\' or {"type": "function", "function": {"name": ...}}.',
     )
 
 
@@ -305,7 +290,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     if not body.messages:
         raise RequestError("`messages` must not be empty.", param="messages", code="out_of_range")
-    _check_tools(body)
+    check_tools(body.tools, body.functions)
     kwargs = dict(body.chat_template_kwargs or {})
     fields.check_plain("chat_template_kwargs", kwargs)
     if body.reasoning_effort:
@@ -326,7 +311,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
         cache=body.cache_prompt is not False,
         salt=body.salt(),
         constraint=body.constraint(),
-        tool_choice=_tool_choice(body.tool_choice),
+        tool_choice=tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         logprobs=_chat_logprobs(body),
         lora=fields.lora(body.lora),
@@ -502,3 +487,9 @@ def routes() -> list[web.RouteDef]:
         web.post("/chat/completions", chat_completions),
         web.post("/v1/completions", completions),
     ]
+
+
+OPERATIONS = (
+    *both(Operation("POST", "/chat/completions", "Chat", ChatBody, shape.ChatCompletion, EVENTS)),
+    Operation("POST", "/v1/completions", "Text", CompletionBody, shape.TextCompletion, EVENTS),
+)

@@ -111,7 +111,7 @@ class OriginGuard:
             }
             if "Access-Control-Request-Private-Network" in request.headers:
                 headers["Access-Control-Allow-Private-Network"] = "true"
-            return web.Response(status=204, headers=headers)
+            return web.Response(headers=headers)  # 200: a 204 is too much for the browsers of some television sets
         return await handler(request)
 
     async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:

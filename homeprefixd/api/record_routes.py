@@ -14,12 +14,14 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
-from ..errors import NotFoundError, RequestError, UnavailableError
+from ..errors import NotFoundError, RequestError
 from .errors import encode, json_response
-from .keys import ADMIN, BACKEND, CONFIG, RECORDS
+from .keys import APPLY_RULE, BACKEND, CONFIG, RECORDS
+from .operation import EVENTS, Operation
 from .record_file import without_text
 from .records import Record, Records, first_token_ms
 from .sse import EventStream
+from .store_figures import store_figures
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 10_000
@@ -57,16 +59,40 @@ async def records(request: web.Request) -> web.Response:
     return json_response({"running": running, "records": [shown(record) for record in kept.newest(_limit(request))]})
 
 
-async def explain(request: web.Request) -> web.Response:
-    """`GET /cache/explain/{id}`: the record of a request and why it did not reuse more; `last` is the last one."""
+def _record(request: web.Request) -> Record:
+    """The one that a path names. Raises NotFoundError."""
     name = request.match_info["id"]
     kept = request.app[RECORDS]
     record = kept.find(name)
     if record is None:
         known = "no request was answered yet" if name == "last" else f"of the last {len(kept.recent)} requests none is"
         raise NotFoundError(f"There is no record {name[:80]!r}: {known}.", param="id", code="unknown_record")
+    return record
+
+
+async def explain(request: web.Request) -> web.Response:
+    """`GET /cache/explain/{id}`: the record of a request and why it did not reuse more; `last` is the last one."""
+    record = _record(request)
     explanation = record.explanation
     return json_response({"record": shown(record), "explanation": msgspec.to_builtins(explanation)})
+
+
+async def apply(request: web.Request) -> web.Response:
+    """`POST /cache/explain/{id}/apply`: put the rule that an explanation proposes in force, and keep it if possible."""
+    record = _record(request)
+    explanation = record.explanation
+    if explanation is None or not explanation.rule:
+        raise RequestError("There is no rule that would help here.", param="id", code="no_rule")
+    use = request.app.get(APPLY_RULE)
+    if use is None:
+        raise RequestError(
+            f"This daemon cannot change its settings: write `{explanation.rule}` into section [stable] of the"
+            " configuration and start it again.",
+            code="not_supported",
+        )
+    setting = explanation.setting or "on"
+    done = await use(explanation.rule, setting)
+    return json_response({"rule": explanation.rule, "setting": setting, "file": done.file, "reason": done.reason})
 
 
 async def overview(request: web.Request) -> web.Response:
@@ -105,9 +131,8 @@ def _paths(app: web.Application) -> set[str]:
 
 async def _store(app: web.Application) -> dict[str, Any] | None:
     """Figures of the tiers; None while the store is away."""
-    try:
-        stats = await app[ADMIN].stats()
-    except UnavailableError:
+    stats = await store_figures(app)
+    if stats is None:
         return None
     return {key: stats.get(key) for key in ("hot", "warm", "queue", "writes")}
 
@@ -117,7 +142,9 @@ def _overview(app: web.Application, store: dict[str, Any] | None, after: int) ->
     return {
         "now": time.time(),
         "version": __version__,
-        "can": sorted(name for path, name in _OPTIONAL.items() if path in _paths(app)),
+        "can": sorted(
+            [*(name for path, name in _OPTIONAL.items() if path in _paths(app)), *["rules"] * (APPLY_RULE in app)]
+        ),
         "daemon": app[BACKEND].status(),
         "store": store,
         "today": msgspec.to_builtins(kept.today()),
@@ -135,6 +162,16 @@ def routes() -> list[web.RouteDef]:
     return [
         web.get("/cache/records", records),
         web.get("/cache/explain/{id}", explain),
+        web.post("/cache/explain/{id}/apply", apply),
         web.get("/cache/overview", overview),
         web.get("/cache/events", events),
     ]
+
+
+OPERATIONS = (
+    Operation("GET", "/cache/records", "The last requests"),
+    Operation("GET", "/cache/overview", "What the page shows"),
+    Operation("GET", "/cache/events", "The same, as it changes", media=EVENTS),
+    Operation("GET", "/cache/explain/{id}", "Why a request did not reuse more"),
+    Operation("POST", "/cache/explain/{id}/apply", "Use the rule that would help"),
+)

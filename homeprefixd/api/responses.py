@@ -10,11 +10,13 @@ from aiohttp import web
 from ..errors import NotFoundError, RequestError
 from ..frames import Constraint, Generate, Message
 from . import conversation, fields
+from . import reply_shapes as shape
 from .conversation import joined, missing, unsupported
 from .errors import read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai import vocabulary
+from .operation import EVENTS, Operation
 from .replies import respond
 from .responses_reply import ResponseWriter
 from .sse import EventStream
@@ -378,3 +380,10 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/responses/{id}", stored),
         web.delete("/v1/responses/{id}", stored),
     ]
+
+
+OPERATIONS = (
+    Operation("POST", "/v1/responses", "Chat, item by item", ResponsesBody, shape.Response, EVENTS),
+    Operation("GET", "/v1/responses/{id}", "Always 404: nothing is stored", reply=shape.Response),
+    Operation("DELETE", "/v1/responses/{id}", "Always 404: nothing is stored"),
+)

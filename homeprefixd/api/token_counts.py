@@ -6,9 +6,11 @@ from aiohttp import web
 
 from ..frames import Generate, TokenizeRequest
 from . import fields
+from . import reply_shapes as shape
 from .errors import json_response, read_body
 from .keys import BACKEND, IDENTITY
 from .openai import ChatBody, chat_request, vocabulary
+from .operation import COUNT, Operation, both
 from .responses import ResponsesBody, request_of
 
 
@@ -39,3 +41,9 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/chat/completions/input_tokens", chat_tokens),
         web.post("/v1/responses/input_tokens", response_tokens),
     ]
+
+
+OPERATIONS = (
+    *both(Operation("POST", "/chat/completions/input_tokens", COUNT, ChatBody, shape.PromptTokens)),
+    Operation("POST", "/v1/responses/input_tokens", COUNT, ResponsesBody, shape.PromptTokens),
+)

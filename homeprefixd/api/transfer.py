@@ -15,7 +15,8 @@ from ..frames import Export
 from . import fields
 from .errors import json_response, read_body
 from .keys import ADMIN
-from .warming import PinBody, one_name, prompt_of
+from .operation import Operation
+from .warming import PROMPTS, PinBody, one_name, prompt_of
 
 _READ = 256 << 10
 KIND = "application/vnd.homeprefixd.prefix"
@@ -122,3 +123,9 @@ async def _receive(request: web.Request, writer: asyncio.StreamWriter) -> None:
 
 def routes() -> list[web.RouteDef]:
     return [web.post("/cache/export", export), web.post("/cache/import", import_)]
+
+
+OPERATIONS = (
+    Operation("POST", "/cache/export", "A prefix as a file", (PinBody, *PROMPTS), media=KIND),
+    Operation("POST", "/cache/import", "Take in such a file"),
+)

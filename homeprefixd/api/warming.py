@@ -26,6 +26,7 @@ from .fields import Number
 from .keys import ADMIN, BACKEND, IDENTITY
 from .models import base_of
 from .openai import ChatBody, CompletionBody, chat_request, completion_requests, vocabulary
+from .operation import Operation
 from .standing import with_standing
 
 MAX_LABEL = 200  # characters
@@ -299,3 +300,14 @@ def routes() -> list[web.RouteDef]:
         web.post("/cache/pin", pin),
         web.post("/cache/unpin", unpin),
     ]
+
+
+PROMPTS = (ChatBody, CompletionBody)
+"""Bodies of which only the prompt counts."""
+
+OPERATIONS = (
+    Operation("POST", "/cache/warm", "Compute a prompt now", PROMPTS),
+    Operation("POST", "/cache/match", "How much of a prompt is known", PROMPTS),
+    Operation("POST", "/cache/pin", "Keep a prefix", (PinBody, *PROMPTS)),
+    Operation("POST", "/cache/unpin", "Let a prefix be evicted again", (PinBody, *PROMPTS)),
+)

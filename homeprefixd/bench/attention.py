@@ -13,7 +13,8 @@ from statistics import median
 
 import numpy as np
 
-from ..engine.bindings import Batch, Context, ContextSettings, Model
+from ..engine.bindings import Model
+from ..engine.context import Batch, Context, ContextSettings
 from ..engine.llama_log import LlamaLog
 
 BATCHES = (1, 4, 11, 32, 64)

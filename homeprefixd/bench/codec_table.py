@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine.bindings import Batch, Context, ContextSettings, Model
+from ..engine.bindings import Model
+from ..engine.context import Batch, Context, ContextSettings
 from ..engine.llama_log import LlamaLog
 from ..prefix.codec import PIECE, Decoder, Encoder
 from .texts import document

@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import RequestError
 from ..frames import Constraint
 from .braces import BraceRules, shared_rules
-from .layout import DEEPSEEK, GEMMA_QUOTES, Layout
+from .dsml import ParameterRules
+from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, LISTS, Layout
 
 Mark = Callable[[str], str]
 """A marker -> the grammar's expression for it."""
@@ -97,6 +98,12 @@ def _calls_rules(layout: Layout, functions: dict[str, dict[str, Any]], single: b
             braces = BraceRules(f"arguments{index}", mark(quote), schema, strict=bool(function.get("strict")))
             lines += [f"arguments{index}: {braces.start}", *braces.lines]
             continue
+        if layout.calls in DSML:
+            tags = ParameterRules(
+                f"arguments{index}", mark(layout.markers[0]), schema, bool(function.get("strict")), json_rule
+            )
+            lines += [f"arguments{index}: {tags.start}", *tags.lines]
+            continue
         lines.append(f"arguments{index}: {json_rule(schema, lenient=not function.get('strict'))}")
     lines.append("call: " + " | ".join(f"call{index}" for index in range(len(functions))))
     most = 1 if single or layout.calls == "harmony" else MAX_CALLS
@@ -123,8 +130,15 @@ class _CallRules:
             self.between = text("; ")
         elif self._kind == "mistral":
             self.before, self.between, self.after = f'{mark("[TOOL_CALLS]")} "["', '", "', '"]"'
+        elif self._kind in LISTS:
+            opening, *closing = map(mark, LISTS[self._kind])
+            self.before, self.between, self.after = f'{opening} "["', '", "', " ".join(['"]"', *closing])
         elif self._kind == "mistral_args" or self._kind in GEMMA_QUOTES:
             self.between = ""
+        elif self._kind in DSML:
+            tag = mark(Layout(self._kind).markers[0]), text(f"{DSML[self._kind]}>")
+            self.before, self.between = f'"<" {tag[0]} {tag[1]} "\\n"', ""
+            self.after = f'"</" {tag[0]} {tag[1]}'
         elif self._kind.startswith("deepseek"):
             self.before, self.after = mark(DEEPSEEK[0]), mark(DEEPSEEK[4])
             self.between = '"\\n"' if self._kind == "deepseek" else ""
@@ -138,6 +152,9 @@ class _CallRules:
         if self._kind in GEMMA_QUOTES:
             opening, closing, *_ = Layout(self._kind).markers
             return f"{mark(opening)} {text(f'call:{name}')} {arguments} {mark(closing)}"
+        if self._kind in DSML:
+            tag = mark(Layout(self._kind).markers[0])
+            return f'"<" {tag} {text(f"""invoke name="{name}">""")} "\\n" {arguments} "</" {tag} "invoke>\\n"'
         if self._kind == "mistral_args":
             return f"{mark('[TOOL_CALLS]')} {text(name)} {mark('[ARGS]')} {arguments}"
         if self._kind == "deepseek":
@@ -151,8 +168,9 @@ class _CallRules:
             channel, message = mark("<|channel|>"), mark("<|message|>")
             head = text(f"commentary to=functions.{name} ")
             return f'{channel} {head} {mark("<|constrain|>")} "json" {message} {arguments}'
-        key = "parameters" if self._kind == "llama3" else "arguments"
-        return f'{text("{" + text("name") + ": " + text(name) + ", " + text(key) + ": ")} {arguments} "}}"'
+        key = "parameters" if self._kind in ("llama3", "command") else "arguments"
+        naming = "tool_name" if self._kind == "command" else "name"
+        return f'{text("{" + text(naming) + ": " + text(name) + ", " + text(key) + ": ")} {arguments} "}}"'
 
 
 def start_rules(layout: Layout | None, opened: bool, mark: Mark, *, calls: bool = False) -> list[str]:

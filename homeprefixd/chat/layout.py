@@ -19,6 +19,12 @@ Calls = Literal[
     "harmony",  # <|channel|>commentary to=functions.name<|message|>{...}<|call|>
     "deepseek",  # <｜tool▁call▁begin｜>function<｜tool▁sep｜>name ```json {...}```<｜tool▁call▁end｜>
     "deepseek_plain",  # <｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
+    "dsml_functions",  # <｜DSML｜function_calls><｜DSML｜invoke name="name"><｜DSML｜parameter name="key" ...
+    "dsml_tools",  # the same in <｜DSML｜tool_calls>
+    "granite",  # <|tool_call|>[{"name": ..., "arguments": {...}}]
+    "nemotron",  # <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>
+    "command",  # <|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>
+    "lfm",  # <|tool_call_start|>[name(key="text")]<|tool_call_end|>
     "generic",  # {"name": ..., "arguments": {...}}
 ]
 
@@ -41,6 +47,12 @@ _MARKERS: dict[Calls, tuple[str, ...]] = {
     "harmony": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"),
     "deepseek": (),
     "deepseek_plain": (),
+    "dsml_functions": ("｜DSML｜",),
+    "dsml_tools": ("｜DSML｜",),
+    "granite": ("<|tool_call|>",),
+    "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
+    "command": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "lfm": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "generic": (),
 }
 
@@ -55,6 +67,12 @@ DEEPSEEK = (
     "<｜tool▁calls▁end｜>",
 )
 """Begin of all, begin of one, between the kind or the name and what follows, end of one, end of all."""
+
+LISTS: dict[Calls, tuple[str, ...]] = {kind: _MARKERS[kind] for kind in ("granite", "nemotron", "command")}
+"""Layouts whose calls are one list of JSON objects -> the mark before it, and the one after it if there is one."""
+
+DSML: dict[Calls, str] = {"dsml_functions": "function_calls", "dsml_tools": "tool_calls"}
+"""Layouts of DeepSeek since V3.2 -> the tag around all calls."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +100,11 @@ def detect_layout(template: str) -> Layout:
 
 
 def _detect_calls(template: str) -> Calls:
+    calls: Calls
     if "<|channel|>" in template and "<|message|>" in template:
         return "harmony"
+    if "｜DSML｜" in template:
+        return "dsml_functions" if "function_calls>" in template else "dsml_tools"
     if DEEPSEEK[0] in template:
         return "deepseek" if "```json" in template else "deepseek_plain"
     if "[TOOL_CALLS]" in template:
@@ -96,6 +117,11 @@ def _detect_calls(template: str) -> Calls:
         return "hermes"
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
         return "llama3"
+    for calls in ("nemotron", "command", "granite"):
+        if _MARKERS[calls][0] in template:
+            return calls
+    if "<|tool_call_start|>" in template or "List of tools: " in template:
+        return "lfm"
     if "<start_of_turn>" in template:
         return "gemma"
     return "generic"

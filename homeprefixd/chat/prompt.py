@@ -18,8 +18,10 @@ import msgspec
 
 from ..errors import HomeprefixdError, ModelError, RequestError
 from ..frames import Message
-from .layout import detect_layout, takes_tools
+from .adapting import adapted
+from .layout import Layout, detect_layout, takes_tools
 from .sandbox import ChatEnvironment, TemplateRaisedError
+from .writing import written_calls
 
 MAX_TEXT = 64 << 20
 """Characters of a rendered prompt; the longest context known takes about a tenth of it."""
@@ -28,6 +30,8 @@ _OWN_NAMES = frozenset({"messages", "tools"})
 _CONTINUES = "continue_final_message"
 _CUT = "\u2063the reply goes on here\u2063"
 """Stands at the end of a text while the template is rendered, to find that end again."""
+
+_FAILED = "template_failed"
 
 _PATIENCE = 0.5  # seconds that an interrupted thread gets; one in a long call of C code ends after it
 
@@ -108,12 +112,7 @@ def describe_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) 
     shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = f"{_TOOLS}\n{shown}"
     described = []
-    for message in messages:
-        message = dict(message)
-        calls = message.pop("tool_calls", None)
-        if calls:
-            written = [json.dumps(call.get("function", call), ensure_ascii=False) for call in calls]
-            message["content"] = "\n".join([*([message["content"]] if message["content"] else []), *written])
+    for message in calls_as_text(messages, Layout("generic")):
         if message["role"] == "tool":
             message = {"role": "user", "content": f"Result of the tool: {message['content']}"}
         described.append(message)
@@ -121,6 +120,17 @@ def describe_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) 
         first = {**described[0], "content": f"{described[0]['content']}\n\n{text}"}
         return [first, *described[1:]]
     return [{"role": "system", "content": text}, *described]
+
+
+def calls_as_text(messages: list[dict[str, Any]], layout: Layout) -> list[dict[str, Any]]:
+    """Messages for a template that shows no calls: they are in the text, as the model of `layout` writes them."""
+    shown = []
+    for message in messages:
+        functions = [call.get("function", call) for call in message.get("tool_calls") or []]
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        written = [written_calls(functions, layout)] if functions else []
+        shown.append({**rest, "content": "\n".join(filter(None, [message["content"], *written]))})
+    return shown
 
 
 def _is_begun(messages: list[Message], continues: Any, generation_prompt: bool) -> bool:
@@ -160,6 +170,7 @@ class PromptBuilder:
         self.source = template_source
         self.layout = detect_layout(template_source)
         self._takes_tools = takes_tools(template_source)
+        self._shows_calls = "tool_calls" in template_source
         self.bos, self.eos = bos, eos
         self._timeout = timeout
         self._max_text = max_text
@@ -190,7 +201,8 @@ class PromptBuilder:
 
         `kwargs` are the client's `chat_template_kwargs`; `continue_final_message` among them is not for the template:
         false closes that last message, true insists on going on. Raises RequestError: the template refuses these
-        messages (then with the template's own words) or fails on them, the time is up, or the prompt is too long.
+        messages however they are adapted (then with its own first words), or fails on them, the time is up, or the
+        prompt is too long.
         """
         if taken := _OWN_NAMES.intersection(kwargs):
             raise RequestError(
@@ -219,15 +231,28 @@ class PromptBuilder:
         plain = [template_message(message) for message in messages]
         if tools and not self._takes_tools:
             plain = describe_tools(plain, tools)
+        elif not self._shows_calls:
+            plain = calls_as_text(plain, self.layout)
         variables = {
             **self._tokens,
             "documents": None,  # transformers defines it always
             "add_generation_prompt": True,
             **kwargs,
-            "messages": plain,
-            "tools": tools or None,
         }
-        return _Rendering(template, variables, self._timeout, self._max_text).result()
+
+        def rendered(taken: list[dict[str, Any]], tools: list[dict[str, Any]] | None = tools or None) -> str:
+            values = {**variables, "messages": taken, "tools": tools}
+            try:
+                return _Rendering(template, values, self._timeout, self._max_text).result()
+            except RequestError as error:
+                if error.code != _FAILED or tools is not None:
+                    raise
+                try:
+                    return rendered(taken, [])  # some look through them without asking whether there are any
+                except RequestError:
+                    raise error from None
+
+        return adapted(plain, rendered)
 
 
 class _Rendering:
@@ -316,5 +341,5 @@ class _Rendering:
             f"The model's chat template failed on these messages: {what}. If they are as they should be, set"
             " `model.chat_template` to a template that takes them.",
             param="messages",
-            code="template_failed",
+            code=_FAILED,
         )

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..frames import CallPiece
-from .layout import DEEPSEEK, GEMMA_QUOTES, Layout
+from .call_object import CallObject, MalformedError
+from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, LISTS, Layout
 from .reader import Reader, Sink, Wait
-from .spoken_calls import arguments_of_braces, calls_of_python, calls_of_tags
+from .spoken_calls import arguments_of_braces, arguments_of_dsml, calls_of_python, calls_of_tags
 
-_CALL_KEYS = frozenset({"name", "arguments", "parameters", "function", "type", "id", "tool_call"})
 _NAME = re.compile(r"[\w.\-]{1,128}")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
@@ -72,23 +72,19 @@ class _Trimmed:
         return text
 
 
-class _MalformedError(Exception):
-    """What began like a call is none."""
-
-
 class ReplyParser:
     """One reply. `feed` what the model writes, then `finish`.
 
-    `tools`: names of those that may be called; where nothing but its form marks a call, only these are taken for one.
-    `opened`: the prompt ends within the thoughts. `calls` False: calls are left in the text. `parallel` False: after
-    one call `ended` is True, and nothing more is looked at. `new_id` makes the ids of calls.
+    `tools`: the functions that may be called, by name; where nothing but its form marks a call, only these are taken
+    for one. `opened`: the prompt ends within the thoughts. `calls` False: calls are left in the text. `parallel`
+    False: after one call `ended` is True, and nothing more is looked at. `new_id` makes the ids of calls.
     """
 
     def __init__(
         self,
         layout: Layout,
         *,
-        tools: Collection[str],
+        tools: Mapping[str, dict[str, Any]],
         opened: bool,
         calls: bool,
         parallel: bool,
@@ -160,7 +156,7 @@ class ReplyParser:
 
     def _answer(self) -> Wait:
         kind = self._layout.calls
-        if kind in ("hermes", "llama3", "generic", "gemma"):
+        if kind in ("hermes", "llama3", "generic", "gemma", "lfm", *LISTS):
             yield from self._bare_json()
         if kind == "hermes":
             yield from self._hermes()
@@ -170,6 +166,12 @@ class ReplyParser:
             yield from self._marked(("[TOOL_CALLS]",), self._mistral)
         elif kind.startswith("deepseek"):
             yield from self._marked((DEEPSEEK[0],), self._deepseek)
+        elif kind in LISTS:
+            yield from self._marked(self._layout.markers[:1], self._marked_list)
+        elif kind == "lfm":
+            yield from self._marked(self._layout.markers[:1], self._python_list)
+        elif kind in DSML:
+            yield from self._marked(tuple(f"<｜DSML｜{tag}>" for tag in DSML.values()), self._dsml)
         elif kind in GEMMA_QUOTES:
             yield from self._braces(*self._layout.markers[:4])
         elif kind == "gemma":
@@ -219,7 +221,7 @@ class ReplyParser:
                 continue
             space = reader.recorded()
             closed = yield from reader.until(("</tool_call>",), body.append)
-            calls = calls_of_tags("".join(body), bool(closed))
+            calls = calls_of_tags("".join(body), bool(closed), self._parameters)
             for name, arguments in calls:
                 self._whole(name, arguments)
             if not calls:
@@ -260,8 +262,8 @@ class ReplyParser:
         """A call as a JSON object. False: it is none, and nothing of it was sent."""
         before = self.count
         try:
-            yield from _CallObject(self._reader, known, self._begin).read()
-        except _MalformedError:
+            yield from CallObject(self._reader, known, self._begin).read()
+        except MalformedError:
             if self.count == before:
                 return False
         self._end()
@@ -286,6 +288,12 @@ class ReplyParser:
         closed = yield from self._reader.until((_FENCE,), code.append)
         self._python("".join(code), f"{_FENCE}tool_code", closed)
 
+    def _python_list(self) -> Wait:
+        opening, closing, *_ = self._layout.markers
+        code: list[str] = []
+        closed = yield from self._reader.until((closing,), code.append)
+        self._python("".join(code), opening, closed)
+
     def _python(self, code: str, opening: str, closing: str = "") -> None:
         calls = calls_of_python(code)
         for name, arguments in calls:
@@ -297,16 +305,7 @@ class ReplyParser:
         reader = self._reader
         yield from reader.space()
         if (yield from reader.peek()) == "[":
-            reader.take(1)
-            while not self.ended:
-                yield from reader.space()
-                if (yield from reader.peek()) == ",":
-                    reader.take(1)
-                    continue
-                if (yield from reader.peek()) != "{" or not (yield from self._object(lambda _name: True)):
-                    break
-            if not self.ended and (yield from reader.peek()) == "]":
-                reader.take(1)
+            yield from self._list()
             return
         name: list[str] = []
         found = yield from reader.until(("[ARGS]", "[CALL_ID]", "{"), name.append)
@@ -318,6 +317,40 @@ class ReplyParser:
             self._text.add("[TOOL_CALLS]" + "".join(name) + ("" if found == "{" else found))
             return
         yield from self._arguments("".join(name).strip())
+
+    def _list(self) -> Wait:
+        """Calls in a list that begins here."""
+        reader = self._reader
+        reader.take(1)
+        while not self.ended:
+            yield from reader.space()
+            if (yield from reader.peek()) == ",":
+                reader.take(1)
+                continue
+            if (yield from reader.peek()) != "{" or not (yield from self._object(lambda _name: True)):
+                break
+        if not self.ended and (yield from reader.peek()) == "]":
+            reader.take(1)
+
+    def _marked_list(self) -> Wait:
+        """What stands behind the mark: a list, or by a slip a call without one."""
+        reader = self._reader
+        opening, *closing = LISTS[self._layout.calls]
+        reader.record()
+        yield from reader.space()
+        first = yield from reader.peek()
+        space = reader.recorded()
+        before = self.count
+        if first == "[":
+            yield from self._list()
+        elif first == "{":
+            yield from self._object(lambda _name: True)
+        if self.count == before:
+            self._text.add(opening + space)
+        elif not self.ended and closing:
+            yield from reader.space()
+            if (yield from reader.starts(closing)):
+                reader.take(len(closing[0]))
 
     def _arguments(self, name: str) -> Wait:
         """JSON, up to its end, as the arguments of `name`."""
@@ -348,6 +381,24 @@ class ReplyParser:
             yield from self._arguments(name)
             if not self.ended:
                 yield from reader.until((end,), lambda _fence: None)
+
+    def _dsml(self) -> Wait:
+        reader = self._reader
+        ends = tuple(f"</｜DSML｜{tag}>" for tag in DSML.values())
+        while not self.ended:
+            if (yield from reader.until(('<｜DSML｜invoke name="', *ends), lambda _space: None)).startswith("</"):
+                return
+            head: list[str] = []
+            body: list[str] = []
+            yield from reader.until(('">',), head.append)
+            if not (yield from reader.until(("</｜DSML｜invoke>",), body.append)):
+                return  # cut short, or none at all
+            name = "".join(head)
+            if _NAME.fullmatch(name):
+                self._whole(name, arguments_of_dsml("".join(body), self._parameters(name)))
+
+    def _parameters(self, name: str) -> Any:
+        return self._tools.get(name, {}).get("parameters")
 
     def _braces(self, opening: str, closing: str, quote: str, response: str) -> Wait:
         while not self.ended:
@@ -391,91 +442,6 @@ class ReplyParser:
             yield from reader.until(ends, sink)
             if recipient is not None and self._look_for_calls:
                 self._end()
-
-
-class _CallObject:
-    """A call as a JSON object whose keys come in any order: `{"name": ..., "arguments": ...}`."""
-
-    def __init__(self, reader: Reader, known: Callable[[str], bool], begin: Callable[[str], Sink]) -> None:
-        self._reader, self._known, self._begin = reader, known, begin
-        self._sink: Sink | None = None
-        self._early = ""  # arguments that came before the name
-        self._sent = False
-
-    def read(self) -> Wait:
-        """Raises _MalformedError."""
-        yield from self._members()
-        if self._sink is None:
-            raise _MalformedError
-        if not self._sent:
-            self._sink("{}")
-
-    def _members(self) -> Wait:
-        reader = self._reader
-        reader.take(1)
-        while True:
-            yield from reader.space()
-            first = yield from reader.peek()
-            if first in ("}", ","):
-                reader.take(1)
-                if first == "}":
-                    return
-                continue
-            if first != '"':
-                raise _MalformedError
-            key = yield from self._collected()
-            yield from reader.space()
-            if (yield from reader.peek()) != ":" or key not in _CALL_KEYS:
-                raise _MalformedError
-            reader.take(1)
-            yield from reader.space()
-            yield from self._member(key)
-
-    def _member(self, key: str) -> Wait:
-        reader = self._reader
-        first = yield from reader.peek()
-        if key in ("function", "tool_call") and first == "{":
-            yield from self._members()
-        elif key == "name" or (key == "function" and first == '"'):
-            name = yield from self._collected()
-            if not isinstance(name, str) or not self._known(name):
-                raise _MalformedError
-            self._sink = self._begin(name)
-            if self._early:
-                self._send(self._early)
-        elif key in ("arguments", "parameters"):
-            if first == '"':  # JSON within a string
-                self._send((yield from self._collected()))
-            elif first != "{":
-                if (yield from self._collected()) is not None:
-                    raise _MalformedError
-            elif self._sink is None:
-                parts: list[str] = []
-                if not (yield from reader.json_value(parts.append)):
-                    raise _MalformedError
-                self._early = "".join(parts)
-            else:
-                self._sent = True
-                if not (yield from reader.json_value(self._sink)):
-                    raise _MalformedError
-        else:
-            yield from self._collected()
-
-    def _send(self, arguments: str) -> None:
-        if self._sink is None:
-            self._early = arguments
-        else:
-            self._sent = True
-            self._sink(arguments)
-
-    def _collected(self) -> Generator[None, None, Any]:
-        parts: list[str] = []
-        if not (yield from self._reader.json_value(parts.append)):
-            raise _MalformedError
-        try:
-            return json.loads("".join(parts))
-        except (ValueError, RecursionError) as error:
-            raise _MalformedError from error
 
 
 def _joined(pieces: list[CallPiece]) -> list[CallPiece]:

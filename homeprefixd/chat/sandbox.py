@@ -65,6 +65,8 @@ def _tojson(
     """As transformers has it: neither sorted nor escaped for HTML, unlike jinja2's own."""
     if isinstance(indent, int) and indent > 64:
         raise SecurityError(f"tojson(indent={indent}) is more than 64")
+    if isinstance(value, types.GeneratorType):  # what `map` and `select` make
+        value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

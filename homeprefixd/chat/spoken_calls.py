@@ -1,13 +1,19 @@
-"""Tool calls that are not JSON: Python's syntax, tags with parameters, Gemma's braces. Each whole text at once."""
+"""Tool calls that are not JSON: Python's syntax, tags with parameters, Gemma's braces. Each whole text at once.
+
+Texts in tags have no quotation marks, so only a function's schema says whether `7` is a number: `parameters`.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Call = tuple[str, dict[str, Any]]
+Parameters = Callable[[str], Any]
+"""The JSON schema of a function's parameters, by its name; None where it is not known."""
 
 MAX_CODE = 1 << 16
 """Characters of calls in Python's syntax that are looked at."""
@@ -16,6 +22,9 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)(</function>|$)", re.DOTALL
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
 _PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(</arg_value>|$)", re.DOTALL)
 _NAME = re.compile(r"[\w.\-]{1,128}")
+_DSML = re.compile(
+    r'<｜DSML｜parameter name="([^"]+)"(?: string="(true|false)")?\s*>(.*?)</｜DSML｜parameter>', re.DOTALL
+)
 _BRACES = re.compile(r"\s*call:\s*([\w.\-]+)\s*(\{.*\})\s*$", re.DOTALL)
 _BARE = re.compile(r"[^,{}\[\]:]+")
 
@@ -54,7 +63,7 @@ def _python_call(node: ast.expr) -> Call:
     return target.id, arguments
 
 
-def calls_of_tags(body: str, whole: bool) -> list[Call]:
+def calls_of_tags(body: str, whole: bool, parameters: Parameters) -> list[Call]:
     """`<function=name><parameter=key>value</parameter></function>`, as Qwen's coders write, or GLM's
     `name<arg_key>key</arg_key><arg_value>value</arg_value>`.
 
@@ -62,12 +71,60 @@ def calls_of_tags(body: str, whole: bool) -> list[Call]:
     """
     name = body.partition("<arg_key>")[0].strip()
     if whole and "<arg_key>" in body and _NAME.fullmatch(name):
-        return [(name, {key.strip(): _value(text.strip("\n")) for key, text, _ in _PAIR.findall(body)})]
+        pairs = [(key.strip(), text.strip("\n")) for key, text, _ in _PAIR.findall(body)]
+        return [(name, _arguments(pairs, parameters(name)))]
     return [
-        (found[1], {key: _value(text) for key, text in _PARAMETER.findall(found[2])})
+        (found[1], _arguments(_PARAMETER.findall(found[2]), parameters(found[1])))
         for found in _FUNCTION.finditer(body)
         if whole or found[3]
     ]
+
+
+def arguments_of_dsml(body: str, schema: Any) -> dict[str, Any]:
+    """`<｜DSML｜parameter name="key" string="true">text</｜DSML｜parameter>`, one after the other. `schema`: of all."""
+    found: dict[str, Any] = {}
+    for key, is_text, text in _DSML.findall(body):
+        found |= {key: text} if is_text == "true" else _arguments([(key, text)], None if is_text else schema)
+    return found
+
+
+def _arguments(pairs: Iterable[tuple[str, str]], schema: Any) -> dict[str, Any]:
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    known = properties if isinstance(properties, dict) else {}
+    return {key: _typed_value(text, _kinds(known.get(key))) for key, text in pairs}
+
+
+def _kinds(schema: Any) -> frozenset[str] | None:
+    """The types that a value may have; None where a schema does not say."""
+    if not isinstance(schema, dict):
+        return None
+    kind = schema.get("type")
+    if isinstance(kind, str | list) and kind:
+        return frozenset([kind] if isinstance(kind, str) else map(str, kind))
+    if isinstance(schema.get("enum"), list):
+        return frozenset(_kind_of(value) for value in schema["enum"])
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            each = [_kinds(one) for one in schema[keyword]]
+            return None if None in each else frozenset().union(*(one for one in each if one is not None))
+    return None
+
+
+def _kind_of(value: Any) -> str:
+    for kind, types in (("boolean", bool), ("null", type(None)), ("string", str), ("object", dict), ("array", list)):
+        if isinstance(value, types):
+            return kind
+    return "integer" if isinstance(value, int) else "number"
+
+
+def _typed_value(text: str, kinds: frozenset[str] | None) -> Any:
+    """What a text stands for: itself, where a text may stand and nothing else that it could be."""
+    value = _value(text)
+    if kinds is None or "string" not in kinds:
+        return value
+    kind = _kind_of(value)
+    fits = kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds))
+    return value if fits else text
 
 
 def _value(text: str) -> Any:

@@ -215,6 +215,7 @@ class _Explanation(TypedDict):
     after: str
     advice: str
     rule: str
+    setting: NotRequired[str]
 
 
 class Explained(TypedDict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import click
 
-from ..config_sources import find_file, user_file
+from ..config_file import apply_rule, rule_line
 from ..errors import ConfigError, HomeprefixdError
 from ..explain.causes import GATE
 from .cache import cache_flags, daemon_of
 from .output import Output, count_text, printable, seconds_text
 from .reach import call
-from .settings import load_settings
+from .settings import file_for
 
 
 @click.command()
@@ -36,12 +35,13 @@ def explain(request_id: str, apply: bool, url: str | None, as_json: bool, **give
         for line in sentences(found["record"], found["explanation"]):
             output.line(line)
     if apply:
-        rule = (found["explanation"] or {}).get("rule")
+        explanation = found["explanation"] or {}
+        rule, setting = explanation.get("rule"), explanation.get("setting") or "on"
         if not rule:
             raise HomeprefixdError("there is no rule that would help here: nothing was written")
-        place = apply_rule(rule, _file(given))
+        place = apply_rule(rule, _wanted(given), setting)
         if not as_json:
-            output.line(f'Written: {rule} = "on" in {place}. Restart the daemon to use it.')
+            output.line(f"Written: {rule_line(rule, setting)} in {place}. Reload or restart the daemon to use it.")
 
 
 def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) -> list[str]:
@@ -76,40 +76,14 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
     if explanation["advice"]:
         lines += ["", explanation["advice"]]
     if explanation["rule"]:
-        lines.append(f'The rule that does it: {explanation["rule"]} = "on" in section [stable]; --apply writes it.')
+        line = rule_line(explanation["rule"], explanation.get("setting") or "on")
+        lines.append(f"The rule that does it: {line} in section [stable]; --apply writes it.")
     return lines
 
 
-def _file(given: Mapping[str, str | None]) -> Path:
-    """The configuration file that is in use, else the user's own. Raises ConfigError."""
-    loaded = load_settings(given)
-    found = loaded.file or find_file(os.environ) or user_file(os.environ)
+def _wanted(given: Mapping[str, str | None]) -> Path:
+    """Raises ConfigError."""
+    found = file_for(given)
     if found is None:
         raise ConfigError("there is no configuration file, and no home for one: name one with --config")
     return found
-
-
-def apply_rule(rule: str, file: Path) -> str:
-    """Turn a rule on in a TOML file, whose other lines stay as they are. Raises ConfigError."""
-    try:
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
-        lines = text.splitlines()
-        header = next((i for i, line in enumerate(lines) if line.split("#")[0].strip() == "[stable]"), None)
-        if header is None:
-            lines += [*([""] if lines else []), "[stable]", f'{rule} = "on"']
-        else:
-            end = next((i for i in range(header + 1, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
-            own = next((i for i in range(header + 1, end) if lines[i].split("=")[0].strip() == rule), None)
-            if own is None:
-                lines.insert(header + 1, f'{rule} = "on"')
-            else:
-                lines[own] = f'{rule} = "on"'
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}")
-        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        if file.exists():
-            part.chmod(file.stat().st_mode & 0o777)
-        part.replace(file)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
-    return str(file)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from .output import ProgressLine
-from .settings import SETTING_FLAGS, json_flag, load_settings, setting_flags
+from .settings import SETTING_FLAGS, file_for, json_flag, load_settings, setting_flags
 
 if TYPE_CHECKING:
     from ..daemon import DaemonState
@@ -37,7 +37,13 @@ def serve(as_json: bool, **given: str | None) -> int:
     log = patient(sys.stderr)
     try:
         reporter = JsonReporter(sys.stdout) if as_json else Reporter(log)
-        return daemon.run(loaded.config, on_state=reporter, log=log, load=lambda: load_settings(given).config)
+        return daemon.run(
+            loaded.config,
+            on_state=reporter,
+            log=log,
+            load=lambda: load_settings(given).config,
+            settings_file=lambda: file_for(given),
+        )
     finally:
         if isinstance(log, PatientStream):
             log.drain()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from .. import config_sources
-from ..config_sources import Flag, Loaded
+from ..config_sources import Flag, Loaded, find_file, user_file
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -50,6 +51,11 @@ def setting_flags(*flags: str) -> Callable[[Decorated], Decorated]:
 
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def file_for(given: Mapping[str, str | None]) -> Path | None:
+    """The configuration file that is in use, else the user's own; None without a home. Raises ConfigError."""
+    return load_settings(given).file or find_file(os.environ) or user_file(os.environ)
 
 
 def load_settings(given: Mapping[str, str | None]) -> Loaded:

@@ -183,6 +183,7 @@ class Accountant:
             after=_plain(found.after),
             alike=round(left * min(1.0, found.alike / rest)) if rest > 0 else 0,
             rule=found.rule,
+            setting=found.setting,
         )
 
 

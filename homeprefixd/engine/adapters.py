@@ -18,7 +18,8 @@ from llama_cpp import llama_cpp as C  # noqa: N812
 from ..errors import ModelError
 from ..frames import AdapterFile, AdapterInfo
 from ..lora import Chosen
-from .bindings import Context, Model, check_gguf
+from .bindings import Model, check_gguf
+from .context import Context
 from .fingerprint import file_identity
 
 logger = logging.getLogger(__name__)

@@ -1,37 +1,24 @@
-"""Typed, checked wrappers over `llama_cpp.llama_cpp`: Model, Context, Batch.
+"""llama.cpp's model, checked: what a file holds, its vocabulary, text and tokens. Its context is in `context.py`.
 
 Every pointer and return code is checked where it is made. Nothing here knows of requests, the store or frames. A
-Context belongs to one thread; a Model's tokenising may be used from any.
+Model's tokenising may be used from any thread.
 """
 
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError, RequestError
-from ..lora import Chosen
 from .devices import Device, device_list
-from .failures import DecodeError
 from .kernels import Kernels, choose_kernels
 from .llama_log import LlamaLog
-
-KV_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
-}  # fmt: skip
-"""Names of ggml's types that a K or V cache may have."""
-
-PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-TokenArray = npt.NDArray[np.int32]
 
 
 def check_gguf(path: Path) -> None:
@@ -336,179 +323,3 @@ class Model:
         """Raise RequestError if one of `tokens` is no id of this vocabulary."""
         if tokens and (min(tokens) < 0 or max(tokens) >= self.n_vocab):
             raise RequestError(f"`prompt` has token ids outside 0 to {self.n_vocab - 1}.", param="prompt")
-
-
-class Batch:
-    """Input of llama_decode over arrays of our own, filled by numpy: no loop per token, no malloc per call."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._token = np.zeros(capacity, np.int32)
-        self._pos = np.zeros(capacity, np.int32)
-        self._n_seq_id = np.ones(capacity, np.int32)
-        self._seq_id = np.zeros(capacity, np.int32)
-        self._seq_ptr = (self._seq_id.ctypes.data + 4 * np.arange(capacity)).astype(np.uintp)
-        self._output = np.zeros(capacity, np.int8)
-        raw = C.llama_batch()
-        for name, array in (
-            ("token", self._token), ("pos", self._pos), ("n_seq_id", self._n_seq_id), ("seq_id", self._seq_ptr),
-            ("logits", self._output),
-        ):  # fmt: skip
-            kind = dict(C.llama_batch._fields_)[name]
-            setattr(raw, name, ctypes.cast(array.ctypes.data, kind))
-        self.raw = raw
-
-    def set_prompt(self, tokens: TokenArray, start: int, seq: int) -> None:
-        """One stretch of one sequence; logits only for its last token. At most `capacity` tokens."""
-        n = len(tokens)
-        if not 0 < n <= self.capacity:
-            raise ValueError(f"a batch of {n} tokens where 1 to {self.capacity} fit")
-        self._token[:n] = tokens
-        self._pos[:n] = np.arange(start, start + n, dtype=np.int32)
-        self._seq_id[:n] = seq
-        self._output[:n] = 0
-        self._output[n - 1] = 1
-        self.raw.n_tokens = n
-
-    def set_steps(self, tokens: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
-        """One token of each of several sequences, all with logits."""
-        n = len(tokens)
-        if not 0 < n <= self.capacity:
-            raise ValueError(f"a batch of {n} tokens where 1 to {self.capacity} fit")
-        if n == 1:  # one stream: an item is set ten times faster than a slice
-            self._token[0], self._pos[0], self._seq_id[0], self._output[0] = tokens[0], positions[0], seqs[0], 1
-        else:
-            self._token[:n] = tokens
-            self._pos[:n] = positions
-            self._seq_id[:n] = seqs
-            self._output[:n] = 1
-        self.raw.n_tokens = n
-
-
-@dataclass(frozen=True)
-class ContextSettings:
-    """What a Context is made with. Counts in tokens; `n_seq_max` includes the scratch sequence."""
-
-    n_ctx: int
-    n_batch: int
-    n_seq_max: int
-    threads: int
-    kv_type: str
-    flash_attention: bool
-
-
-class Context:
-    """llama.cpp's context: the pool of cells and the compute buffers. Not thread-safe."""
-
-    def __init__(self, model: Model, settings: ContextSettings, setting_name: str = "`model.ctx`") -> None:
-        """Raises ModelError that names the setting and the size if it cannot be made."""
-        if settings.kv_type not in KV_TYPES:
-            raise ModelError(f"`model.kv_type` is {settings.kv_type}: it must be one of {', '.join(KV_TYPES)}.")
-        self.model = model
-        self.settings = settings
-        self._log = model.log
-        self._log.clear()
-        self.flash_attention = settings.flash_attention
-        self.pointer = self._create(settings.flash_attention)
-        if not self.pointer and settings.flash_attention:
-            self.flash_attention = False
-            self.pointer = self._create(False)
-        if not self.pointer:
-            reason = self._log.reason() or "llama.cpp gave no reason"
-            raise ModelError(
-                f"No context of {settings.n_ctx} tokens (KV type {settings.kv_type}) can be made for {model.path}:"
-                f" {reason}. Lower {setting_name}, or free memory.",
-                code="context_failed",
-            )
-        self.lora: Chosen = ()
-        """What it computes with, see `adapters.py`."""
-        self.memory = C.llama_get_memory(self.pointer)
-        if not self.memory:
-            self.close()
-            raise ModelError(f"{model.path}: llama.cpp gives its context no memory, so it cannot generate text.")
-        self.n_ctx = int(C.llama_n_ctx(self.pointer))
-        self.native_seconds = 0.0
-        """Time that was spent in llama.cpp: computing and sampling."""
-
-    def _create(self, flash_attention: bool) -> Any:
-        wanted = self.settings
-        params = C.llama_context_default_params()
-        params.n_ctx = wanted.n_ctx
-        params.n_batch = params.n_ubatch = wanted.n_batch
-        params.n_seq_max = params.n_outputs_max = wanted.n_seq_max
-        params.n_threads = params.n_threads_batch = wanted.threads
-        params.kv_unified = True
-        params.swa_full = False
-        params.no_perf = True
-        params.flash_attn_type = 1 if flash_attention else 0
-        params.type_k = params.type_v = KV_TYPES[wanted.kv_type]
-        return C.llama_init_from_model(self.model.pointer, params)
-
-    def close(self) -> None:
-        if self.pointer:
-            C.llama_free(self.pointer)
-            self.pointer = None
-
-    # ---- computing
-
-    def decode(self, batch: Batch) -> bool:
-        """Compute a batch. False: there is no room for it, nothing was changed. Raises DecodeError on failure."""
-        began = time.perf_counter()
-        result = C.llama_decode(self.pointer, batch.raw)
-        self.native_seconds += time.perf_counter() - began
-        if result == 0:
-            return True
-        if result == 1:
-            return False
-        raise DecodeError(result, self._log.reason())
-
-    def synchronize(self) -> None:
-        """Wait until what was decoded is computed (it may still run on a GPU)."""
-        C.llama_synchronize(self.pointer)
-
-    def logits(self, index: int) -> npt.NDArray[np.float32]:
-        """A copy of the logits of output `index` (-1: the last). float32[n_vocab]."""
-        return self.logits_view(index).copy()
-
-    def logits_view(self, index: int) -> npt.NDArray[np.float32]:
-        """The logits that samplers look at, until the next decode: what is written there changes what is sampled."""
-        pointer = C.llama_get_logits_ith(self.pointer, index)
-        if not pointer:
-            raise DecodeError(-1, f"no logits for output {index}")
-        return np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,))
-
-    # ---- memory of sequences
-
-    def pos_min(self, seq: int) -> int:
-        """Lowest position in memory; -1 if the sequence is empty."""
-        return int(C.llama_memory_seq_pos_min(self.memory, seq))
-
-    def pos_max(self, seq: int) -> int:
-        """Highest position in memory; -1 if the sequence is empty."""
-        return int(C.llama_memory_seq_pos_max(self.memory, seq))
-
-    def remove(self, seq: int, start: int = -1, end: int = -1) -> bool:
-        """Forget positions [start, end) of a sequence; -1, -1 is all. False: a part cannot be removed."""
-        return bool(C.llama_memory_seq_rm(self.memory, seq, start, end))
-
-    def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
-        """Add `target` to the cells [start, end) of `source`; no data moves."""
-        C.llama_memory_seq_cp(self.memory, source, target, start, end)
-
-    def clear(self) -> None:
-        """Forget every sequence. Cells are then taken from the first one on, so that they lie on the 64-grid."""
-        C.llama_memory_clear(self.memory, False)
-
-    def state_size(self, seq: int, flags: int = 0) -> int:
-        """Bytes that `export_state` would write; 0 on failure."""
-        return int(C.llama_state_seq_get_size_ext(self.pointer, seq, flags))
-
-    def export_state(self, seq: int, address: int, room: int, flags: int = 0) -> int:
-        """Write the sequence's state to `address`; returns bytes written, 0 if `room` is too small."""
-        pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
-        return int(C.llama_state_seq_get_data_ext(self.pointer, pointer, room, seq, flags))
-
-    def import_state(self, seq: int, address: int, size: int) -> int:
-        """Replace the sequence by the state at `address`; returns bytes read, 0 on failure."""
-        pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
-        return int(C.llama_state_seq_set_data_ext(self.pointer, pointer, size, seq, 0))

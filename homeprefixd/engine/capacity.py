@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..config import AT_ONCE, FULL
 from ..errors import ModelError
 from ..machine import available_memory
 from .bindings import Model
+from .model_files import model_files
 from .places import MOST
 
 DEFAULT_CTX = 32768
@@ -18,6 +20,7 @@ one cell's values of all rows into the same few cache sets, and restoring is a q
 _BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5,
          "iq4_nl": 4.5}  # fmt: skip
 _LONG_FACTORS = b"rope_factors_long.weight"
+_PIECE = 1 << 20
 _HEADER_BYTES = 64 << 20  # tensor names are in the first megabytes, after the vocabulary
 
 
@@ -51,11 +54,21 @@ def score_bytes_per_cell(model: Model, batch: int) -> float:
 
 def original_context(model: Model) -> int:
     """Tokens up to which a long-rope model uses its short factors; 0 for models that do not choose by pool size."""
-    original = _numbers(model.meta("{arch}.rope.scaling.original_context_length"))
-    if not original:
+    if not any(_has_long_factors(path) for path in model_files(model.path)):
         return 0
-    with model.path.open("rb") as file:
-        return original[0] if _LONG_FACTORS in file.read(_HEADER_BYTES) else 0
+    original = _numbers(model.meta("{arch}.rope.scaling.original_context_length"))
+    return original[0] if original else model.n_ctx_train  # as llama.cpp does where it is not said
+
+
+def _has_long_factors(path: Path) -> bool:
+    """Whether a file has a second set of factors. Metadata does not tell: some architectures need no `rope.scaling`."""
+    before = b""
+    with path.open("rb") as file:
+        while file.tell() < _HEADER_BYTES and (piece := file.read(_PIECE)):
+            if _LONG_FACTORS in before + piece:
+                return True
+            before = piece[-len(_LONG_FACTORS) :]
+    return False
 
 
 def choose(

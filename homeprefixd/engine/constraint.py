@@ -17,8 +17,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ..chat.forcing import text as literal
 from ..errors import RequestError
-from .bindings import Context, Model
+from .bindings import Model
 from .compiling import Probe
+from .context import Context
 from .limits import parser_limits
 from .sampling import Sampler
 

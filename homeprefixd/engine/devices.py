@@ -15,6 +15,7 @@ from typing import Any
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError
+from .model_files import model_files
 
 AUTO = -2
 """`gpu_layers`: as many as fit (`config.GPU_LAYERS_AUTO`)."""
@@ -82,19 +83,13 @@ def resolve_layers(wanted: int, path: Path, devices: Sequence[Device]) -> int:
         return 0
     if wanted != AUTO:
         return wanted
-    size = sum(os.path.getsize(part) for part in _parts(path))
+    size = sum(os.path.getsize(part) for part in model_files(path))
     return layers_that_fit(size, _layer_count(path), sum(device.free for device in devices))
 
 
 def device_list(devices: Sequence[Device]) -> Any:
     """For llama.cpp's parameters: pointers with a null at the end."""
     return (ctypes.c_void_p * (len(devices) + 1))(*(device.pointer for device in devices), None)
-
-
-def _parts(path: Path) -> list[Path]:
-    from .fingerprint import model_files
-
-    return model_files(path)
 
 
 def _layer_count(path: Path) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..prefix.blocks import Edges
-from .bindings import PARTIAL_ONLY, Context
+from .context import PARTIAL_ONLY, Context
 from .slices import BlockSize, SliceError, Slicer
 
 logger = logging.getLogger(__name__)

@@ -94,12 +94,17 @@ class Embedder:
             vectors.append(self._shortened(self._embed(tokens), wanted.dimensions).astype("<f4").tobytes())
         return Converted(wanted.rid, tokens=[len(tokens) for tokens in inputs], vectors=vectors)
 
-    def _tokens(self, index: int, given: str | list[int], truncate: bool) -> list[int]:
+    def _tokens(self, index: int, given: str | list[int | str], truncate: bool) -> list[int]:
+        """Texts between token ids get no tokens of the model's own around them."""
         if isinstance(given, str):
             tokens = self._model.tokenize_for_embedding(given)
         else:
-            self._model.check_tokens(given)
-            tokens = given
+            self._model.check_tokens([part for part in given if isinstance(part, int)])
+            tokens = []
+            for part in given:
+                tokens += (
+                    [part] if isinstance(part, int) else self._model.tokenize(part, add_bos=False, parse_special=False)
+                )
         if not tokens:
             raise RequestError(f"`input[{index}]` is empty: it must have at least one token.", param="input")
         if truncate:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from ..chat.reply import ReplyParser, Split
 from ..chat.stream import TextStream
 from ..frames import CallPiece, Delta, Finished, Frame, TokenLogprob
-from .bindings import Context, Model
+from .bindings import Model
 from .constraint import Mask
+from .context import Context
 from .sampling import Sampler
 from .sequence import Sequence
 

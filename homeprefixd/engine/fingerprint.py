@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +17,11 @@ import llama_cpp
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..prefix.blocks import ADAPTERS, EDGES, FORMAT_VERSION, Edges
-from .bindings import Context, Model
+from .bindings import Model
 from .capacity import original_context
+from .context import Context
 
 _PIECE = 8 << 20
-_SPLIT = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def describe(
@@ -76,15 +75,6 @@ def library_hashes() -> dict[str, str]:
     folder = Path(llama_cpp.__file__).parent / "lib"
     found = sorted(p for pattern in ("libllama.so", "libggml*.so") for p in folder.glob(pattern))
     return {path.name: _digest(path).hexdigest()[:16] for path in found}
-
-
-def model_files(path: Path) -> list[Path]:
-    """The file, or all parts of a split one (`name-00001-of-00003.gguf`), in order."""
-    match = _SPLIT.match(path.name)
-    if match is None:
-        return [path]
-    stem, _, count = match.groups()
-    return [path.with_name(f"{stem}-{i:05d}-of-{count}.gguf") for i in range(1, int(count) + 1)]
 
 
 def file_identity(path: Path) -> tuple[int, int, int, int]:

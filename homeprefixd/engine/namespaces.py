@@ -16,7 +16,8 @@ from typing import Any
 
 from ..lora import Space, choose, described
 from .adapters import Adapters
-from .fingerprint import combine, file_identity, hash_file, model_files
+from .fingerprint import combine, file_identity, hash_file
+from .model_files import model_files
 from .store import Store
 
 logger = logging.getLogger(__name__)

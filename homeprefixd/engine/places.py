@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
-from .bindings import Context
+from .context import Context
 from .sequence import Sequence
 from .slices import Slicer
 

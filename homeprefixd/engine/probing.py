@@ -22,7 +22,8 @@ from ..frames import LoadModel
 from .probe import ADAPTERS, LOADED, WHOLE, Outcome
 
 if TYPE_CHECKING:
-    from .bindings import Batch, Context, ContextSettings, Model
+    from .bindings import Model
+    from .context import Batch, Context, ContextSettings
     from .slices import Slicer
 
 _BLOCK, _BLOCKS = 16, 3  # tokens, and blocks of them
@@ -36,7 +37,8 @@ def main() -> int:
     """Probe the model that stdin names."""
     become_child("probe", "warning")
     load = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LoadModel)
-    from .bindings import Context, ContextSettings, Model
+    from .bindings import Model
+    from .context import Context, ContextSettings
     from .llama_log import LlamaLog
 
     try:
@@ -56,7 +58,7 @@ def main() -> int:
 def _try_adapters(model: Model, settings: ContextSettings, load: LoadModel) -> int:
     """Load each and compute with it."""
     from .adapters import Adapters
-    from .bindings import Batch, Context
+    from .context import Batch, Context
 
     print(LOADED, flush=True)
     batch = Batch(2)
@@ -105,7 +107,7 @@ class _Trial:
     """Two prompts on one context."""
 
     def __init__(self, context: Context, slicer: Slicer) -> None:
-        from .bindings import Batch
+        from .context import Batch
         from .edges import EdgeSlicer
 
         self._context, self._slicer = context, slicer

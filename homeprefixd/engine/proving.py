@@ -11,7 +11,8 @@ import numpy as np
 
 from ..prefix.blocks import BLOCK_TOKENS
 from ..prefix.runs import Layout, layout_of
-from .bindings import PARTIAL_ONLY, Batch, Context, Model
+from .bindings import Model
+from .context import PARTIAL_ONLY, Batch, Context
 from .edges import EdgeSlicer, measure
 from .failures import DecodeError
 from .slices import BlockSize, SliceError, Slicer

@@ -1,7 +1,8 @@
 """Samplers: llama.cpp's chain, in llama-server's order.
 
-logit bias, penalties, top-k, typical, top-p, min-p, temperature, then a draw by `seed`; at temperature 0, logit bias,
-penalties and the likeliest token.
+logit bias, penalties, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, then a draw by `seed`. With
+Mirostat: logit bias, penalties, temperature and its own draw. At temperature 0: logit bias, penalties and the likeliest
+token.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError, RequestError
 from ..frames import Sampling
-from .bindings import Context, Model
+from .bindings import Model
+from .context import Context
 
 _RANDOM_SEED = 0xFFFFFFFF  # means "random" to llama.cpp, so it is never passed on for a given seed
+
+_NUMBERS = (
+    "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "top_n_sigma",
+    "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat_tau", "mirostat_eta",
+)  # fmt: skip
+
+_MIROSTAT_M = 100  # as llama-server has it
 
 
 def check_sampling(sampling: Sampling, n_vocab: int) -> None:
     """Raise RequestError that names the field for a value that llama.cpp cannot take."""
-    for name in ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"):
+    for name in _NUMBERS:
         if not math.isfinite(getattr(sampling, name)):
             raise RequestError(f"`{name}` must be a finite number.", param=name)
     if not math.isfinite(sampling.repeat_penalty) or sampling.repeat_penalty <= 1e-6:
@@ -79,6 +88,17 @@ class Sampler:
         if sampling.temperature <= 0:
             self._add(C.llama_sampler_init_greedy())
             return
+        seed = (secrets.randbits(32) if sampling.seed < 0 else sampling.seed) % _RANDOM_SEED
+        if sampling.mirostat:
+            self._add(C.llama_sampler_init_temp(sampling.temperature))
+            tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
+            if sampling.mirostat == 1:
+                self._add(C.llama_sampler_init_mirostat(n_vocab, seed, tau, eta, _MIROSTAT_M))
+            else:
+                self._add(C.llama_sampler_init_mirostat_v2(seed, tau, eta))
+            return
+        if sampling.top_n_sigma > 0:
+            self._add(C.llama_sampler_init_top_n_sigma(sampling.top_n_sigma))
         if sampling.top_k > 0:
             self._add(C.llama_sampler_init_top_k(min(sampling.top_k, n_vocab)))
         if sampling.typical_p < 1:
@@ -87,9 +107,14 @@ class Sampler:
             self._add(C.llama_sampler_init_top_p(sampling.top_p, 1))
         if sampling.min_p > 0:
             self._add(C.llama_sampler_init_min_p(sampling.min_p, 1))
-        self._add(C.llama_sampler_init_temp(sampling.temperature))
-        seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
-        self._add(C.llama_sampler_init_dist(seed % _RANDOM_SEED))
+        if sampling.xtc_probability > 0:
+            self._add(C.llama_sampler_init_xtc(sampling.xtc_probability, sampling.xtc_threshold, 1, seed))
+        if sampling.dynatemp_range > 0:
+            spread, exponent = sampling.dynatemp_range, sampling.dynatemp_exponent
+            self._add(C.llama_sampler_init_temp_ext(sampling.temperature, spread, exponent))
+        else:
+            self._add(C.llama_sampler_init_temp(sampling.temperature))
+        self._add(C.llama_sampler_init_dist(seed))
 
     def _add(self, sampler: Any) -> None:
         if not sampler:

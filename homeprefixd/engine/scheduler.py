@@ -22,9 +22,10 @@ from ..frames import Delta, Frame, Heartbeat, Progress
 from ..prefix.blocks import BLOCK_TOKENS
 from .adapters import Adapters
 from .admission import Queue
-from .bindings import Batch, Context, Model
+from .bindings import Model
 from .cells import CellLedger
 from .chunks import SHORTEST_CALL, chunk_end, longest_call, stop_at
+from .context import Batch, Context
 from .edge_saving import EdgeSaver
 from .emission import last_frames
 from .failures import DecodeError, failure_of
@@ -240,10 +241,14 @@ class Engine:
         return best
 
     def _displace(self, sequence: Sequence) -> bool:
-        """Set a background request aside, the youngest, for want of a place. False: there is none."""
+        """Set a background request aside, the youngest, for want of a place. False: there is none.
+
+        One that came so long before that it would have its turn first now stays, but where somebody waits for a voice.
+        """
         own = head_start(sequence.request.priority)
         for other in reversed(list(self._resident.values())):
-            if other.urgency < min(0.0, own) and other.displaced < _DISPLACED:
+            aged = other.urgency + AGEING * (sequence.request.arrived - other.request.arrived)
+            if other.urgency < min(0.0, own) and other.displaced < _DISPLACED and (own > 0 or aged < own):
                 other.displaced += 1
                 self._set_aside(other)
                 return True

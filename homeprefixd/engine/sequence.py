@@ -15,7 +15,7 @@ from ..chat.stream import TextStream
 from ..frames import GateDecision, PlanNode, Sampling, Timings
 from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
-from .bindings import TokenArray
+from .context import TokenArray
 from .sampling import Sampler
 from .store import Lookup
 

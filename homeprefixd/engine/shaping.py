@@ -22,7 +22,7 @@ from .emission import Reply
 from .gbnf import translate
 
 _ID_LETTERS = string.ascii_letters + string.digits
-_NO_GRAMMAR = frozenset({"gemma"})  # Python's syntax; what its prompt is told about tools asks for JSON anyway
+_NO_GRAMMAR = frozenset({"gemma", "lfm"})  # Python's syntax: calls that must be made are JSON
 
 
 def is_constrained(generate: Generate) -> bool:
@@ -62,7 +62,7 @@ class Shaper:
         if calls or layout.thoughts is not None or layout.calls == "harmony":
             parser = ReplyParser(
                 layout,
-                tools=frozenset(tool_functions(generate.tools or [])),
+                tools=tool_functions(generate.tools or []),
                 opened=opened,
                 calls=calls,
                 parallel=generate.parallel_tool_calls and not generate.tool_choice.startswith("="),

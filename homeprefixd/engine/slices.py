@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..prefix.runs import Layout
-from .bindings import Context
+from .context import Context
 
 
 class SliceError(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bindings import Context
+from .context import Context
 from .edges import EdgeShape, EdgeSlicer
 from .slices import BlockSize, SliceError
 

@@ -42,6 +42,7 @@ from ..frames import (
     NamespaceKnown,
     Ready,
     SetLogLevel,
+    SetRules,
     StableRules,
     Stop,
     Tokenize,
@@ -55,6 +56,7 @@ from ..prefix.blocks import BLOCK_TOKENS, MODEL_NAME
 from .failures import failure_of
 
 if TYPE_CHECKING:  # they load llama.cpp, see `build`
+    from ..chat import stable
     from .account import Accountant
     from .adapters import Adapters
     from .bindings import Model
@@ -121,6 +123,7 @@ class Worker:
     emit: Callable[[Frame], None]
     embedder: Embedder
     adapters: Adapters
+    stabilizer: stable.Stabilizer
 
     def run(self, channel: Channel[ToWorker]) -> None:
         """Serve until `Stop` or the daemon's end. On the calling thread: the engine."""
@@ -164,6 +167,8 @@ class Worker:
                 self.intake.convert(frame)
             case SetLogLevel():
                 logging.getLogger().setLevel(frame.level.upper())
+            case SetRules():
+                self.stabilizer.rules = frame.rules
             case Embed():
                 self.embedder.put(frame)
             case Cancel():
@@ -200,9 +205,10 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from ..chat.prompt import PromptBuilder
     from . import capacity
     from .adapters import Adapters
-    from .bindings import Context, ContextSettings, Model
+    from .bindings import Model
     from .compiling import Probe
     from .constraint import Constraints
+    from .context import Context, ContextSettings
     from .devices import FOR_CELLS, choose_devices, list_devices, resolve_layers
     from .edge_restoring import EdgeRestorer
     from .edge_saving import EdgeSaver
@@ -347,12 +353,11 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     if namespaces is not None and load.replay and load.reuse == "token":
         replay = Replay(model, store, namespaces.key, namespaces.opened, counters)
     engine = Engine(model, places, settings, emit, counters, saver, restorer, adapters, replay)
-    rules = load.stable or NO_RULES
+    stabilizer = stable.Stabilizer(load.stable or NO_RULES)
     template = _template(load, model.chat_template)
+    stabilizer.clock_in_template = "strftime_now" in template
     try:
-        prompts = PromptBuilder(
-            template, model.bos_text, model.eos_text, load.template_timeout, now=stable.clock(rules)
-        )
+        prompts = PromptBuilder(template, model.bos_text, model.eos_text, load.template_timeout, now=stabilizer.now)
     except ModelError as error:
         raise ModelError(f"{path}: {error.message}", code=error.code) from error
     shaper = Shaper(model, prompts.layout, Constraints(model, Probe()))
@@ -364,7 +369,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         size.ctx,
         load.max_queue,
         shaper,
-        functools.partial(stable.apply, rules, clock_in_template="strftime_now" in template),
+        stabilizer,
         accountant,
         points=edged is not None,
         adapters=adapters.infos,
@@ -384,7 +389,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         least=LEAST,
         adapters=list(adapters.infos),
     )
-    return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters)
+    return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters, stabilizer)
 
 
 def _mode(slicer: Slicer | None) -> Literal["blocks", "blocks with edges", "whole sequence", "off"]:

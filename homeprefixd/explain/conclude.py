@@ -22,6 +22,9 @@ _LEAST_LOSS = 24
 _BLOCK = 64
 """Tokens: what was removed begins at most so far before what was reused, as of a block a part may have been."""
 
+_LIKE = 0.5
+"""Share of a prompt that another one must have too for it to be "one like it", unless it begins like that one."""
+
 _NAMED = 3  # differences of namespaces that are told
 
 _SHORTEST = 16
@@ -46,6 +49,7 @@ class Explanation(msgspec.Struct, frozen=True):
     seconds_lost: float | None
     advice: str
     rule: str
+    setting: str = ""  # what the rule must be set to
     removed: float = 0.0  # when it was evicted, Unix time in s; 0: it was not, or that is not known
 
 
@@ -82,6 +86,8 @@ def conclude(
         lost = min(finding.alike, max(0, total - reused))
     if cause not in HARMLESS and lost < _LEAST_LOSS:
         cause, place, lost, rule = "goes_on", "", 0, ""
+    if cause == "goes_on" and _is_unlike(account, reused, total):
+        cause = "never_seen"
     shown = finding if by_difference and cause not in HARMLESS else None
     seconds = lost / rate if rate and lost else (None if lost else 0.0)
     return Explanation(
@@ -100,8 +106,17 @@ def conclude(
         seconds_lost=seconds,
         advice=CAUSES[cause].advice,
         rule=rule,
+        setting=(finding.setting if finding is not None else "on") if rule else "",
         removed=account.gone.when if cause == "evicted" and account.gone is not None else 0.0,
     )
+
+
+def _is_unlike(account: Account, reused: int, total: int) -> bool:
+    """Does it share hardly anything with the prompt that resembles it most?"""
+    if account.finding is None:
+        return False
+    begun = max(account.finding.token, account.known, reused)
+    return begun < _BLOCK and begun + account.finding.alike < total * _LIKE
 
 
 def _gone(

@@ -16,6 +16,7 @@ from typing import Any
 from ..frames import Message
 from .causes import CAUSES, MOVE
 from .prompt import Part, Prompt, common_length, tool_name
+from .proposal import NOTHING, Proposal, moving
 from .volatile import volatile
 
 _WINDOW = 16_384  # characters behind the difference that are compared
@@ -31,6 +32,7 @@ _TRIES = 64  # brackets in a reply that begin no JSON: each may cost as much as 
 _LONG_LINE = 320  # characters: what changes in a longer one is not "a line"
 _VALUE = 40  # characters of a line that change: what is longer is a text rather than a value
 _SAME_START = 24  # characters: a text of which the beginning was cut off does not begin like the whole
+_SUMMARY = 2  # messages that stand for those that were cut off: a summary, and that it was understood
 _FOUND_AGAIN = 64  # characters that must come again for one text to be in another
 
 
@@ -47,6 +49,7 @@ class Difference:
     after: str
     alike: int
     rule: str
+    setting: str = "on"  # of the rule
 
 
 def difference(before: Prompt, after: Prompt) -> Difference | None:
@@ -64,6 +67,7 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         and not _something_went(before, part, a, b, place)
     ):
         return None
+    proposal = _proposed(cause, before, after, place, part)
     return Difference(
         cause=cause,
         part=name or part.name,
@@ -72,16 +76,24 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         before=(old if old is not None else a[place : place + _SHOWN])[:_SHOWN],
         after=(new if new is not None else b[place : place + _SHOWN])[:_SHOWN],
         alike=alike,
-        rule=_rule(cause, part),
+        rule=proposal.rule,
+        setting=proposal.setting,
     )
 
 
-def _rule(cause: str, part: Part) -> str:
+def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part) -> Proposal:
     """The rule that would help: lines are moved out of system messages, and keys sorted in tools only."""
     rule = CAUSES[cause].rule
-    if rule == MOVE and part.kind != "system":
-        return ""
-    return "" if rule == "sort_keys" and part.kind not in ("tool", "template") else rule
+    if rule == MOVE:
+        return _moved(before, after, place, part)
+    return NOTHING if not rule or (rule == "sort_keys" and part.kind not in ("tool", "template")) else Proposal(rule)
+
+
+def _moved(before: Prompt, after: Prompt, place: int, part: Part) -> Proposal:
+    old = before.part_at(place)
+    if part.kind != "system" or old.kind != "system" or old.start != part.start:
+        return NOTHING
+    return moving(before.text[old.start : old.end], after.text[part.start : part.end], place - part.start)
 
 
 Why = tuple[str, str, str | None, str | None]
@@ -104,6 +116,8 @@ def _why(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
     if _is_blank_only(a, b, place):
         return "white_space", "", None, None
     what = volatile(a, b, place)
+    if what is not None and what.cause == "counter" and (_comes_again(a, place, b) or _comes_again(b, place, a)):
+        what = None  # the number of one document among others
     ordered = _reordered(*_ending_with_part(before, after, a, place, part), place)
     if ordered and (what is None or what.cause in ("counter", "changing_value", "random_id")):
         return ordered, "", None, None
@@ -194,7 +208,8 @@ def _history(before: Prompt, after: Prompt, place: int, part: Part) -> Why | Non
         if old[at].role == "system" or new[at].role == "system":
             return None
         tail = old[at + 1 :]
-        if any(_equal(message, new[at]) for message in tail) and (len(new) - at > 1 or at <= 1):
+        moved = any(_equal(message, new[at]) for message in tail) and (len(new) - at > 1 or at <= 1)
+        if moved or _was_summed_up(old[at:], new[at:]):
             return "history_truncated", f"message {at + 1} ({new[at].role})", None, None
         content, was = new[at].content or "", old[at].content or ""
         if (
@@ -224,6 +239,20 @@ def _history(before: Prompt, after: Prompt, place: int, part: Part) -> Why | Non
     ):
         return "thoughts_stripped", "", None, None
     return None
+
+
+def _was_summed_up(old: Sequence[Message], new: Sequence[Message]) -> bool:
+    """Do one or two new messages stand for more old ones, and then it goes on as before?"""
+    for count in range(1, min(_SUMMARY, len(new) - 1) + 1):
+        rest = new[count:]
+        for gone in range(count + 1, len(old)):
+            if not _equal(old[gone], rest[0]):
+                continue
+            both = list(zip(old[gone:], rest, strict=False))
+            size = sum(len(message.content or "") for message, _ in both)
+            if size >= _FOUND_AGAIN and all(_equal(x, y) for x, y in both[1:]):
+                return True
+    return False
 
 
 def _equal(a: Message, b: Message) -> bool:

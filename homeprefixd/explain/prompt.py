@@ -70,18 +70,53 @@ class Prompt:
     def _messages(self) -> Iterator[Part]:
         at = 0
         for index, message in enumerate(self.messages or ()):
+            kind = "system" if message.role == "system" else "message"
+            name = name_of(message, index)
+            found = self._content(message.content or "", at)
+            if found is not None:
+                at = found[1]
+                yield Part(*found, kind, name, index)
+            for start, end in self._calls(message, at, index):
+                at = end
+                yield Part(start, end, kind, name, index)
+
+    def _content(self, content: str, at: int) -> tuple[int, int] | None:
+        """Where a message's text stands, with the blanks at its ends where the template leaves them."""
+        plain = content.strip()
+        if not plain:
+            return None
+        start = self.text.find(plain, at)
+        end = start + len(plain)
+        if start < 0 and len(plain) > _PROBE:  # the template has changed it somewhere
+            start = self.text.find(plain[:_PROBE], at)
+            return (start, start + _PROBE) if start >= 0 else None
+        if start < 0:
+            return None
+        blanks = content[content.rindex(plain[-1]) + 1 :]
+        return start, end + len(blanks) if self.text.startswith(blanks, end) else end
+
+    def _calls(self, message: Message, at: int, index: int) -> Iterator[tuple[int, int]]:
+        """Where the tool calls of a message stand: the JSON, or the line, that names the function."""
+        limit: int | None = None
+        for call in message.tool_calls or ():
+            name = tool_name(call)
+            if limit is None:
+                limit = self._next_content(at, index)
+            place = self.text.find(name, at, limit) if name else -1
+            if place < 0:
+                continue
+            start, end = self._json_around(place, at)
+            at = end = max(at, min(end, limit))
+            yield min(start, end), end
+
+    def _next_content(self, at: int, index: int) -> int:
+        """Where the text of a later message begins."""
+        for message in (self.messages or ())[index + 1 :]:
             content = (message.content or "").strip()
-            if not content:
-                continue
-            start = self.text.find(content, at)
-            length = len(content)
-            if start < 0 and length > _PROBE:  # the template has changed it somewhere
+            if content:
                 start = self.text.find(content[:_PROBE], at)
-                length = _PROBE
-            if start < 0:
-                continue
-            at = start + length
-            yield Part(start, at, "system" if message.role == "system" else "message", name_of(message, index), index)
+                return start if start >= 0 else len(self.text)
+        return len(self.text)
 
     def _tools(self) -> Iterator[Part]:
         at = 0

@@ -6,6 +6,7 @@ Pure functions on two texts and the position of the first character that differs
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _AROUND = 72  # characters to each side that are looked at
@@ -17,7 +18,12 @@ _MONTH = (
     r"|enero|febrero|abril|mayo|junio|julio|agosto|sep?tiembre|octubre|noviembre|diciembre"
     r"|gennaio|febbraio|aprile|maggio|giugno|luglio|settembre|ottobre|novembre|dicembre"
     r"|janeiro|fevereiro|mar[cç]o|maio|junho|julho|setembro|outubro|novembro|dezembro|maart|mei|marts|maj|augusti"
-    r"|stycznia|lutego|marca|kwietnia|maja|czerwca|lipca|sierpnia|wrze[sś]nia|pa[zź]dziernika|listopada|grudnia)"
+    r"|stycznia|lutego|marca|kwietnia|maja|czerwca|lipca|sierpnia|wrze[sś]nia|pa[zź]dziernika|listopada|grudnia"
+    r"|январ[ья]|феврал[ья]|марта?|апрел[ья]|ма[йя]|июн[ья]|июл[ья]|августа?|сентябр[ья]|октябр[ья]|ноябр[ья]|декабр[ья]"
+    r"|січня|лютого|березня|квітня|травня|червня|липня|серпня|вересня|жовтня|листопада|грудня"
+    r"|ledna|února|b[řr]ezna|dubna|kv[ěe]tna|července|červen(?:ce)?|srpna|září|října|listopadu|prosince"
+    r"|ocak|şubat|nisan|may[ıi]s|haziran|temmuz|a[ğg]ustos|eyl[üu]l|ekim|kas[ıi]m|aral[ıi]k"
+    r"|(?:tammi|helmi|maalis|huhti|touko|kesä|heinä|elo|syys|loka|marras|joulu)kuu(?:ta)?)"
 )
 _DAY = (
     r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
@@ -27,6 +33,11 @@ _DAY = (
     r"|maandag|dinsdag|woensdag|donderdag|vrijdag|zaterdag|zondag"
     r"|m[åa]ndag|ti(?:r)?sdag|onsdag|torsdag|fredag|l[öø]rdag|s[öø]ndag"
     r"|poniedzia[łl]ek|wtorek|[śs]roda|czwartek|pi[ąa]tek|sobota|niedziela"
+    r"|понедельник|вторник|сред[ау]|четверг|пятниц[ау]|суббот[ау]|воскресенье"
+    r"|понеділок|вівторок|середа|четвер|п'ятниця|субота|неділя"
+    r"|pond[ěe]lí|úterý|středa|čtvrtek|pátek|neděle"
+    r"|pazartesi|salı|çarşamba|perşembe|cuma(?:rtesi)?|pazar"
+    r"|(?:maanan|tiis|tors|perjan|lauan|sunnun)tai|keskiviikko"
 )
 _CLOCKS = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -53,6 +64,11 @@ _CLOCKS = tuple(
         r"\b1[5-9]\d{8}(?:\d{3}|\.\d+)?\b",
     )
 )
+_DATE = (
+    re.compile(r"(?:[^\W\d]+[.,]?\s+){0,3}\b\d{1,2}\.?\s+(?:[^\W\d]+[.,]?\s+){1,2}(?:19|20)\d{2}\b"),
+    re.compile(r"\b(?:19|20)\d{2}[.,]?\s+[^\W\d]+[.,]?\s+\d{1,2}\b(?:[.,]?\s+[^\W\d]+)?"),
+)
+"""A day, a word and a year, with the weekday before it: a date in whatever language."""
 _IDS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -89,6 +105,14 @@ _STATES = frozenset(
 _WORD = re.compile(r"[\w-]+")
 
 
+_DATE_WORD = re.compile(rf"\b(?:{_DAY}|{_MONTH})\b|[上下]午|午[前后後]|오[전후]", re.IGNORECASE)
+
+
+def date_words(text: str) -> Iterator[re.Match[str]]:
+    """Names of days and months in a text, and of halves of days."""
+    return _DATE_WORD.finditer(text)
+
+
 class Volatile(NamedTuple):
     cause: str  # a key of CAUSES
     before: str
@@ -108,6 +132,7 @@ def volatile(a: str, b: str, place: int) -> Volatile | None:
         or _unix(wa, wb, at)
         or _both(_CLOCKS[1:-1], wa, wb, at, "clock")
         or _random(wa, wb, at)
+        or _both(_DATE, wa, wb, at, "clock")
         or _number(wa, wb, at, line[1])
         or _state(wa, wb, at)
     )

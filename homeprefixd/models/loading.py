@@ -80,6 +80,7 @@ def stable_rules(config: StableConfig) -> StableRules:
         sort_tools=config.sort_tools == "on",
         sort_keys=config.sort_keys == "on",
         custom=config.custom,
+        move=config.move,
         apps=tuple(name.strip() for name in config.apps.split(",") if name.strip()),
     )
 

@@ -16,7 +16,17 @@ import msgspec
 
 from ..config import AT_ONCE
 from ..errors import BusyError, HomeprefixdError, ModelError, NotFoundError, RequestError, UnavailableError
-from ..frames import Conversion, Converted, Embed, Generate, LoadModel, LoraChoice, ModelInfo, TokenizeRequest
+from ..frames import (
+    Conversion,
+    Converted,
+    Embed,
+    Generate,
+    LoadModel,
+    LoraChoice,
+    ModelInfo,
+    StableRules,
+    TokenizeRequest,
+)
 from ..supervise import Backoff
 from .backend import KnownModel
 from .catalog import Catalog, ModelSpec
@@ -74,6 +84,7 @@ class Pool:
         self._backoff = backoff
         self._changed = changed
         self._room_patience = room_patience
+        self._rules: StableRules | None = None  # those that were changed since the start
         self._draining = asyncio.Event()
         self._room = asyncio.Lock()  # held by who decides what is loaded and unloaded, in the order of asking
         self._residents: dict[str, Resident] = {}
@@ -156,6 +167,12 @@ class Pool:
         """Of all workers: debug, info, warning or error."""
         for link in self._links():
             link.set_log_level(level)
+
+    def set_rules(self, rules: StableRules) -> None:
+        """Which rules keep prompts stable, in all workers, also those that start later."""
+        self._rules = rules
+        for link in self._links():
+            link.set_rules(rules)
 
     def fresh(self, within: float) -> bool:
         """Has every loaded worker been heard in the last `within` seconds?"""
@@ -378,8 +395,9 @@ class Pool:
         resident.used = asyncio.get_running_loop().time()
 
     def _new_link(self, resident: Resident) -> WorkerLink:
+        load = self._load_frame(resident.spec)
         return WorkerLink(
-            self._load_frame(resident.spec),
+            load if self._rules is None else msgspec.structs.replace(load, stable=self._rules),
             self._command,
             self._environ,
             self._store,

@@ -47,6 +47,8 @@ from ..frames import (
     Progress,
     Ready,
     SetLogLevel,
+    SetRules,
+    StableRules,
     Stop,
     UseStore,
 )
@@ -168,6 +170,11 @@ class WorkerLink:
         """debug, info, warning or error: from now on, also where the process starts again."""
         self._log_level = level
         self._tell(SetLogLevel(level))
+
+    def set_rules(self, rules: StableRules) -> None:
+        """For prompts from now on, also where the process starts again."""
+        self._load = msgspec.structs.replace(self._load, stable=rules)
+        self._tell(SetRules(rules))
 
     @property
     def pid(self) -> int | None:

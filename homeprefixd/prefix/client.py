@@ -37,6 +37,11 @@ BlockState = Literal["loading", "ready", "lost"]
 _EPOCH_SHIFT = 44  # offsets of an arena are below 2**44
 _EPOCHS = 1 << 18
 
+_SILENCE = 1.0
+"""Seconds without any answer, while one is due, after which a store is asked nothing: nobody waits for it."""
+_ASK_AGAIN = 5.0
+"""Seconds between questions to such a store whose answer nobody waits for."""
+
 log = logging.getLogger(__name__)
 
 
@@ -253,24 +258,42 @@ class _Link:
         self._memory: memoryview | None = None
         self._waiting: dict[int, Lookup | _Reply] = {}
         self._closed = False
+        self._due_since = 0.0  # monotonic time since when an answer is due and nothing has come; 0: none is due
+        self._asked_again = 0.0
+
+    @property
+    def silent(self) -> bool:
+        """Whether the store answers nothing: it stands still, or its disk does. Any answer ends this."""
+        since, now = self._due_since, time.monotonic()
+        if not since or now - since < _SILENCE:
+            return False
+        with self.lock:
+            again = now - max(since, self._asked_again) >= _ASK_AGAIN
+            if again:
+                self._asked_again = now
+        if again:
+            self.send(frames.FileHash(0, 0, 0, 0, 0))
+        return True
 
     def send(self, frame: frames.Frame) -> bool:
-        """False if the connection is gone."""
+        """False if the connection is gone. Does not wait for a store that does not read."""
         if self._closed:
             return False
         try:
-            self.channel.send(frame)
+            self.channel.post(frame)
         except ChannelClosedError:
             return False
         return True
 
     def ask(self, ticket: int, frame: frames.Frame, waiter: Lookup | _Reply) -> None:
-        """Send a frame whose answers go to `waiter`."""
+        """Send a frame whose answers go to `waiter`; a store that is silent counts as gone."""
+        lost = self.silent
         with self.lock:
-            closed = self._closed
-            if not closed:
+            lost = lost or self._closed
+            if not lost:
                 self._waiting[ticket] = waiter
-        if closed or not self.send(frame):
+                self._due_since = self._due_since or time.monotonic()
+        if lost or not self.send(frame):
             self.forget(ticket)
             waiter._on_closed()
 
@@ -298,6 +321,7 @@ class _Link:
 
     def dispatch(self, frame: Any) -> None:
         """Hand an answer to who waits for it."""
+        self._due_since = 0.0
         with self.lock:
             waiter = self._waiting.get(frame.ticket)
             if isinstance(waiter, _Reply):
@@ -337,8 +361,9 @@ class StoreClient:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a store to ask."""
-        return self._link is not None
+        """Whether there is a store to ask, and it answers."""
+        link = self._link
+        return link is not None and not link.silent
 
     @property
     def room(self) -> int:

@@ -108,9 +108,10 @@ def prefixes(cache: Cache, *, limit: int, model: str = "") -> tuple[list[PrefixI
     described = []
     with cache.view() as (tables, _warm):
         pins = cache.pins.kept(tables)
+    asked = cache.recent.keys()
     for node in newest:
         with cache.view() as (_tables, warm):
-            described.append(_Paths(cache, warm, nodes, forks, pins).describe(node))
+            described.append(_Paths(cache, warm, nodes, forks, pins, asked).describe(node))
     return described, total
 
 
@@ -183,8 +184,10 @@ class _Paths:
         nodes: dict[bytes, Placed | None],
         forks: dict[bytes, bool],
         pins: dict[bytes, list[tuple[int, PinRow]]],
+        asked: dict[bytes, str],
     ) -> None:
-        """`nodes`, `forks`: what was read until now. `pins`: as of `Pins.kept`."""
+        """`nodes`, `forks`: what was read until now. `pins`: as of `Pins.kept`. `asked`: as of `Recent.keys`."""
+        self._asked = asked
         self._pins = pins
         self._cache = cache
         self._warm = warm
@@ -220,6 +223,7 @@ class _Paths:
             preview=_preview(path[-1].record.preview, record.preview if len(path) > 1 else ""),
             pinned=max((end for end, _row in pins), default=0),
             labels=[row.label for _end, row in pins if row.label],
+            request=next((self._asked[node.record.key] for node in path if node.record.key in self._asked), ""),
         )
 
     def _place(self, key: bytes) -> Placed | None:

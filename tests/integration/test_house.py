@@ -33,7 +33,7 @@ from tests.processes import alive
 FLAGS = ["--ctx", "4096", "--threads", "2"]
 
 
-def body(question: str, *, size: int = 900, **more: Any) -> dict[str, Any]:
+def body(question: str, *, size: int = 400, **more: Any) -> dict[str, Any]:
     """A greedy request over the household prompt."""
     return {"messages": household_messages(question, size=size), "temperature": 0, "max_tokens": 12, **more}
 
@@ -71,7 +71,7 @@ def test_a_prefix_is_computed_once_and_survives_a_restart(server: Server) -> Non
     assert off.timings["cache_n"] == cold.timings["cache_n"] == 0
     assert hot.timings["cache_tiers"] == {"hot": hot.usage["prompt_tokens"] - 1}
     assert computed(hot) == 1
-    assert other.timings["cache_tiers"]["hot"] == other.timings["cache_n"] > 700
+    assert other.timings["cache_tiers"]["hot"] == other.timings["cache_n"] > 300
 
     assert server.stop() == 0
     server.start()
@@ -100,7 +100,7 @@ def test_the_first_question_after_a_restart_finds_the_prefix_in_memory(demo_mode
             time.sleep(0.05)
         new = ask(server.url, body("Which lamps are on?"))
     assert set(new.timings["cache_tiers"]) == {"hot"}
-    assert new.timings["cache_n"] > 700
+    assert new.timings["cache_n"] > 300
 
 
 def test_exact_reuse_gives_bit_identical_logits(demo_model: Path, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_exact_reuse_gives_bit_identical_logits(demo_model: Path, tmp_path: Path
         assert server.stop() == 0
         server.start()
         warm = ask(server.url, body("Is the garden gate shut?"))
-        assert hot.timings["cache_tiers"]["hot"] == warm.timings["cache_tiers"]["warm"] >= 832
+        assert hot.timings["cache_tiers"]["hot"] == warm.timings["cache_tiers"]["warm"] >= 320
         other = ask(server.url, body("Who is at home?"))
     logits = {answer.timings["logits_sha256"] for answer in (off, cold, hot, warm)}
     assert len(logits) == 1
@@ -148,7 +148,7 @@ def test_metrics_tell_what_replies_told(server: Server) -> None:
     reused: Counter[str] = Counter()
     for answer in answers:
         reused.update(answer.timings["cache_tiers"])
-    assert reused.total() > 1500
+    assert reused.total() > 600
     for tier, count in reused.items():
         assert seen[f"homeprefixd_prefix_tokens_total outcome=reused tier={tier}"] == count
     assert seen["homeprefixd_time_to_first_token_seconds_count cached=no"] == 1
@@ -169,7 +169,7 @@ def test_metrics_tell_what_replies_told(server: Server) -> None:
     assert [figure.name for figure in WORKER if figure.value(with_zeros(stats["daemon"]["workers"][0])) is None] == []
     seen = samples(server)
     assert seen["homeprefixd_cache_bytes tier=warm"] == stats["warm"]["bytes"]
-    assert seen["homeprefixd_cache_entries tier=hot"] == stats["hot"]["nodes"] > 10
+    assert seen["homeprefixd_cache_entries tier=hot"] == stats["hot"]["nodes"] > 5
     assert seen["homeprefixd_cache_written_bytes_total"] == stats["counters"]["written_bytes"] > 0
 
 
@@ -204,9 +204,9 @@ def test_llama_servers_other_routes(server: Server) -> None:
 
 
 def test_the_next_turn_starts_after_the_reply(server: Server) -> None:
-    first = ask(server.url, body("Tell me about the house.", max_tokens=100))
+    first = ask(server.url, body("Tell me about the house.", max_tokens=70))
     settled(server)
-    messages = household_messages("Tell me about the house.", size=900)
+    messages = household_messages("Tell me about the house.", size=400)
     messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And the garden?"}]
     second = ask(server.url, {"messages": messages, "temperature": 0, "max_tokens": 8})
     assert second.timings["cache_n"] >= first.usage["total_tokens"] - 2
@@ -242,22 +242,23 @@ def test_a_client_that_leaves_ends_its_work_and_loses_nothing(server: Server) ->
     request = json.dumps({**body("Anything.", size=2200), "stream": True})
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/v1/chat/completions", request, {"Content-Type": "application/json"})
-    time.sleep(2.5)
+    deadline = time.monotonic() + 30
+    while samples(server).get("homeprefixd_prefill_tokens_total", 0) < 64:  # a worker tells its figures once a second
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert connection.sock is not None
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
-    begin = time.monotonic()
-    quick = ask(server.url, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
-    assert quick.ttft < 8
-    again = ask(server.url, body("Anything.", size=2200))
-    assert again.timings["cache_n"] >= 64, f"nothing was kept ({time.monotonic() - begin:.1f} s)"
+    ask(server.url, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
+    done = server.post("/cache/match", body("Anything.", size=2200))["cached_tokens"]
+    assert 64 <= done < 2000, "nothing was kept, or it went on with nobody there"
 
 
 def test_purge_reaches_every_tier(server: Server) -> None:
     ask(server.url, body("Is the garden gate shut?"))
     settled(server)
     purged = server.post("/cache/purge", {"all": True})
-    assert purged["nodes"] > 10
+    assert purged["nodes"] > 5
     stats = settled(server)
     assert stats["hot"]["nodes"] == stats["warm"]["nodes"] == 0
     assert ask(server.url, body("Is the garden gate shut?")).timings["cache_n"] == 0
@@ -351,9 +352,12 @@ def test_a_full_disk_costs_nobody_an_error(demo_model: Path, tmp_path: Path) -> 
     try:
         flags = ["--model", str(demo_model), *FLAGS, "--hot", "256MiB", "--warm", "1GiB"]
         with homeprefixd(disk / "cache", *flags) as server:
-            first = ask(server.url, body("Is the garden gate shut?"))
-            time.sleep(3)
-            again = ask(server.url, body("Is the garden gate shut?"))
+            first = ask(server.url, body("Is the garden gate shut?", size=700))
+            deadline = time.monotonic() + 30
+            while server.get("/cache/stats")["warm"]["state"] != "full":
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            again = ask(server.url, body("Is the garden gate shut?", size=700))
             assert again.text == first.text
             assert again.timings["cache_tiers"] == {"hot": first.usage["prompt_tokens"] - 1}
             stats = server.get("/cache/stats")
@@ -380,7 +384,7 @@ def test_a_damaged_file_costs_nobody_an_error_and_changes_no_answer(server: Serv
     while True:  # the store may have to be started again
         answer = ask(server.url, question)
         assert answer.text == cold.text
-        if answer.timings["cache_n"] > 700:
+        if answer.timings["cache_n"] > 300:
             break
         assert time.monotonic() < until, "what is computed again is not kept"
 
@@ -394,9 +398,9 @@ def test_the_closed_store_can_be_listed_and_purged(server: Server, tmp_path: Pat
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
         return json.loads(done.stdout)
 
-    assert command("stats")["warm"]["nodes"] > 10
+    assert command("stats")["warm"]["nodes"] > 5
     [prefix] = command("ls")["prefixes"]
-    assert prefix["tokens"] > 800
+    assert prefix["tokens"] > 350
     assert prefix["preview"]
-    assert command("purge", "--prefix", prefix["id"], "--yes")["nodes"] > 10
+    assert command("purge", "--prefix", prefix["id"], "--yes")["nodes"] > 5
     assert command("ls")["prefixes"] == []

@@ -23,18 +23,18 @@ from tests.processes import alive
 
 SUBJECTS = ["kitchen", "garden", "garage", "cellar", "attic", "library", "hallway", "terrace"]
 FLAGS = ["--ctx", "2048", "--parallel", "2", "--threads", "2", "--grace", "5"]
-SMALL = ["--hot", "48MiB", "--warm", "64MiB"]  # five of the prompts below: eviction never rests
+SMALL = ["--hot", "32MiB", "--warm", "40MiB"]  # five of the prompts below: eviction never rests
 
 
 def prompt(number: int) -> dict[str, Any]:
-    """One of the prompts; about 500 tokens, the first 120 shared by all. Each has a secret that its answer must show.
+    """One of the prompts; about 300 tokens, the first 120 shared by all. Each has a secret that its answer must show.
 
     The secret is there three times, so that the model is sure of it: other batch shapes may round otherwise.
     """
     subject = SUBJECTS[number % len(SUBJECTS)]
     shared = "You look after a house. " + " ".join(f"Rule {i}: be kind and brief." for i in range(12))
     secret = f"The number of the {subject} is {secret_of(number)}."
-    lamps = " ".join(f"Lamp {i} of the {subject} is {'on' if (i * 7 + number) % 3 else 'off'}." for i in range(35))
+    lamps = " ".join(f"Lamp {i} of the {subject} is {'on' if (i * 7 + number) % 3 else 'off'}." for i in range(15))
     text = f"{shared} {secret} {lamps} {secret} {secret} The number of the {subject} is"
     return {"prompt": text, "temperature": 0, "max_tokens": 5}
 

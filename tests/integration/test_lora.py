@@ -68,7 +68,8 @@ def test_adapters(tmp_path: Path) -> None:
         listed = [one["id"] for one in served.ask("/v1/models")[1]["data"]]
         assert listed == ["base", "base:a", "b-half", "base:bad"]
         assert [one["id"] for one in served.ask("/models/details")[1]["models"]] == ["base"]
-        assert [one["name"] for one in served.ask("/lora-adapters")[1]] == ["a", "b", "bad"]
+        assert served.ask("/models/unload", {"model": "base"})[1]["unloaded"]
+        assert [one["name"] for one in served.ask("/lora-adapters")[1]] == ["a", "b", "bad"]  # of one not loaded, too
         cold = {name: text(served, model=name) for name in ("base", "base:a", "b-half")}
         assert len({reply for reply, _ in cold.values()}) == 3
         assert {cached for _, cached in cold.values()} == {0}

@@ -167,6 +167,9 @@ def test_embeddings_of_a_chat_model_beside_its_chats(tmp_path: Path, demo_model:
         assert body["usage"]["prompt_tokens"] == len(tokens)
         length = sum(x * x for x in vectors[0][:64]) ** 0.5
         assert cut == pytest.approx([x / length for x in vectors[0][:64]], abs=1e-3)
+        mixed = [*tokens[:2], " sat on the mat"]  # ids of "a cat", and the rest
+        [both] = served.ask("/v1/embeddings", {"model": "demo", "input": mixed})[1]["data"]
+        assert close(both["embedding"], vectors[0]) == pytest.approx(1, abs=1e-3)
         status, refused = served.ask("/v1/embeddings", {"model": "demo", "input": "x", "dimensions": 577})
         assert (status, refused["error"]["param"]) == (400, "dimensions")
         status, refused = served.ask("/v1/embeddings", {"model": "demo", "input": "word " * 9000})

@@ -66,6 +66,7 @@ def _adapted(send: Callable[..., Any]) -> Callable[..., Any]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     utils: Any = sys.modules["utils"]
     utils.ServerPreset.load_all = staticmethod(lambda: None)
+    utils.ServerPreset.router = utils.ServerPreset.tinyllama2  # with a model, for tests that are not about routing
     for name in ("make_request", "make_stream_request"):
         setattr(utils.ServerProcess, name, _adapted(getattr(utils.ServerProcess, name)))
     _unname_openai()

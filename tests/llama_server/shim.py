@@ -29,7 +29,7 @@ _SWITCHES = (
 
 _VALUES = (
     "--temp", "--seed", "--n-predict", "--batch-size", "--ubatch-size", "--n-gpu-layers", "--hf-file", "--pooling",
-    "--cache-ram", "--tags", "--reasoning-format", "--cors-origins", "-fa",
+    "--cache-ram", "--tags", "--reasoning-format", "-fa",
 )  # fmt: skip
 """The same, with a value: samplers are set by requests, memory by the daemon."""
 
@@ -40,7 +40,17 @@ def main(argv: list[str]) -> NoReturn:
         parser.add_argument(name, action="store_true")
     for name in _VALUES:
         parser.add_argument(name)
-    for name in ("--host", "--port", "--model", "--alias", "--api-key", "--hf-repo", "--chat-template", "-ctk"):
+    for name in (
+        "--host",
+        "--port",
+        "--model",
+        "--alias",
+        "--api-key",
+        "--hf-repo",
+        "--chat-template",
+        "-ctk",
+        "--cors-origins",
+    ):
         parser.add_argument(name)
     parser.add_argument("--chat-template-file", type=Path)
     for name in ("--ctx-size", "--parallel", "--threads"):
@@ -88,11 +98,13 @@ def settings(given: argparse.Namespace, directory: Path) -> str:
     tables: dict[str, dict[str, Any]] = {
         "model": model,
         "cache": {"dir": str(directory / "cache"), "hot": "64MiB", "warm": "256MiB"},
+        # Pages of any site may call llama-server unless it is told otherwise; here only local ones.
+        "server": {"cors_origins": "" if given.cors_origins == "localhost" else given.cors_origins or "*"},
     }
     if given.api_key:
         keys = directory / "keys.toml"
         keys.write_text(f'[[key]]\nname = "tests"\nkey = "{given.api_key}"\nadmin = true\n')
-        tables["server"] = {"keys_file": str(keys)}
+        tables["server"]["keys_file"] = str(keys)
     return "\n".join(
         line
         for name, table in tables.items()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from homeprefixd.engine import worker
-from homeprefixd.engine.bindings import Context
+from homeprefixd.engine.context import Context
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
 from homeprefixd.errors import from_frame

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homeprefixd.engine.bindings import Batch, Context, ContextSettings, Model
+from homeprefixd.engine.bindings import Model
+from homeprefixd.engine.context import Batch, Context, ContextSettings
 from homeprefixd.engine.failures import DecodeError
 from homeprefixd.engine.llama_log import LlamaLog
 from homeprefixd.errors import ModelError, RequestError

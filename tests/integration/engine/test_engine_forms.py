@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from homeprefixd.chat.forcing import answer_grammar, calls_grammar
-from homeprefixd.chat.layout import Layout
+from homeprefixd.chat.layout import Calls, Layout
 from homeprefixd.chat.reply import ReplyParser
 from homeprefixd.engine.bindings import FillTokens, Model
 from homeprefixd.engine.compiling import Probe
@@ -53,15 +53,16 @@ class Forms:
         return answer_grammar(constraint, layout, opened, c.mark, lambda text: translate(text, c.token), {})
 
     def write(
-        self, grammar: str, seed: int, most: int = 400, begin: str = "", closing: Sequence[int] = ()
+        self, grammar: str, seed: int, most: int = 400, begin: str = "", closing: Sequence[int] = (), end: str = ""
     ) -> str | None:
         """A random reply that begins with `begin`; None if it did not end in `most` tokens.
 
-        Closing characters are liked, and tokens of `closing`, so that it ends.
+        Closing characters are liked, tokens of `closing`, and `end` as a whole, so that it ends.
         """
         mask = self.constraints.compile(grammar, "x")
         chance = random.Random(seed)
         liked = [self.model.tokenize(text, add_bos=False)[0] for text in '"}],01@.a'] + list(closing)
+        ending = self.model.tokenize(end, add_bos=False) if end else []
         data = begin.encode()
         assert mask._matcher.consume_tokens(self.model.tokenize(begin, add_bos=False)) or not begin
         for count in range(most):
@@ -69,6 +70,10 @@ class Forms:
             ends = [token for token in self.model.eog if allowed[token]]
             if ends and (count > 20 or chance.random() < 0.3):
                 return data.decode()
+            if ending and chance.random() < 0.1 and mask._matcher.validate_tokens(ending) == len(ending):
+                assert mask._matcher.consume_tokens(ending)
+                data += end.encode()
+                continue
             short = [token for token in liked if allowed[token]]
             if short and chance.random() < 0.2 + count / 100:
                 token = chance.choice(short)
@@ -181,6 +186,8 @@ def test_the_process_that_tries_grammars_may_die(forms: Forms) -> None:
 
 # ---------------------------------------------------------------------------------------------------- forced calls
 
+DSML_END = "</｜DSML｜parameter>"
+
 FORCED = [
     Layout("hermes"),
     Layout("hermes", ("<think>", "</think>")),
@@ -189,6 +196,11 @@ FORCED = [
     Layout("mistral_args"),
     Layout("deepseek"),
     Layout("deepseek_plain"),
+    Layout("dsml_functions"),
+    Layout("dsml_tools", ("<think>", "</think>")),
+    Layout("granite"),
+    Layout("nemotron", ("<think>", "</think>")),
+    Layout("command"),
     Layout("harmony"),
     Layout("generic"),
     Layout("gemma_call"),
@@ -203,7 +215,13 @@ def test_calls_that_must_be_made_can_be_parsed(forms: Forms, layout: Layout, sin
     grammar = calls_grammar(layout, FUNCTIONS, single, layout.thoughts is not None, forms.constraints.mark)
     seen = 0
     for seed in range(4):
-        text = forms.write(grammar, seed, 600, f"Hm.\n{layout.thoughts[1]}" if layout.thoughts is not None else "")
+        text = forms.write(
+            grammar,
+            seed,
+            600,
+            f"Hm.\n{layout.thoughts[1]}" if layout.thoughts is not None else "",
+            end=DSML_END if layout.calls.startswith("dsml") else "",
+        )
         if text is None:
             continue
         parser = ReplyParser(
@@ -238,8 +256,11 @@ BRACES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", BRACES, ids=lambda schema: json.dumps(schema)[:60])
 @pytest.mark.parametrize("tokens", [True, False], ids=["marks are tokens", "marks are text"])
-def test_arguments_in_braces_fit_their_schema(forms: Forms, schema: dict[str, Any], tokens: bool) -> None:
-    layout = Layout("gemma_pipe")
+@pytest.mark.parametrize("kind", ["gemma_pipe", "dsml_functions"])
+def test_arguments_that_are_no_json_fit_their_schema(
+    forms: Forms, schema: dict[str, Any], tokens: bool, kind: Calls
+) -> None:
+    layout = Layout(kind)
     control = [token for token in range(forms.model.n_vocab) if forms.model.is_control(token)]
     control = [token for token in control if token not in forms.model.eog]
     marks = dict(zip(layout.markers, control, strict=False))  # this model's control tokens stand in for Gemma's
@@ -252,12 +273,18 @@ def test_arguments_in_braces_fit_their_schema(forms: Forms, schema: dict[str, An
     )
     seen = 0
     for seed in range(6):
-        text = forms.write(grammar, seed, 600, closing=list(marks.values()) if tokens else ())
+        text = forms.write(
+            grammar,
+            seed,
+            600,
+            closing=list(marks.values()) if tokens else (),
+            end="" if tokens or kind != "dsml_functions" else DSML_END,
+        )
         if text is None:
             continue
         for marker, token in marks.items():
             text = text.replace(forms.model.piece(token, special=True).decode(), marker)
-        parser = ReplyParser(layout, tools=["set"], opened=False, calls=True, parallel=False, new_id=lambda: "id")
+        parser = ReplyParser(layout, tools={"set": {}}, opened=False, calls=True, parallel=False, new_id=lambda: "id")
         parts = [parser.feed(text), parser.finish()]
         assert not "".join(part.text for part in parts), text
         arguments = json.loads("".join(piece.arguments for part in parts for piece in part.calls))

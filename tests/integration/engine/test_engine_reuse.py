@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ Tokens = Callable[..., list[int]]
 
 POLICY = "The house has three floors. " + " ".join(
     f"Lamp {i} in room {i * 7 % 13} may be switched {'on' if i % 3 else 'off'} after {i % 12} o'clock."
-    for i in range(20)
+    for i in range(12)
 )
 
 
@@ -49,34 +48,34 @@ def test_greedy_answers_do_not_depend_on_the_cache(run: Run, demo_model: Path) -
     assert timings.cache_n + timings.prompt_n == timings.total_prompt_n
     assert running.store.orphans == 0
     assert running.engine.counters["restore_errors"] == 0
-    assert timings.prompt_ms < cold[1].timings.prompt_ms / 3
+    assert timings.prompt_n < n / 3
 
 
 def test_exact_reuse_gives_the_same_bits(
     run: Run, demo_model: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOMEPREFIXD_DEBUG_LOGITS", "1")
-    prompt = tokens(330)
+    prompt = tokens(202)
     running = run(demo_model, reuse="exact")
     running.known()
     off = running.ask(prompt, 2, cache=False)[1].timings
     cold = running.ask(prompt, 70)[1].timings
     hot = running.ask(prompt, 2)[1].timings
     assert cold.cache_n == 0
-    assert hot.cache_n == 320  # neither the remainder nor what was generated: not on the grid
+    assert hot.cache_n == 192  # neither the remainder nor what was generated: not on the grid
     assert off.logits_sha256 == cold.logits_sha256 == hot.logits_sha256 != ""
     # Another course through the calls: blocks of 64 alone, then more of the same prompt.
     other = run(demo_model, running.store, reuse="exact", batch=64)
     other.known()
     again = other.ask(prompt + tokens(100, 1), 1)[1].timings
-    assert again.cache_n == 320
+    assert again.cache_n == 192
     running.store.forget()
     assert other.ask(prompt + tokens(100, 1), 1)[1].timings.logits_sha256 == again.logits_sha256
 
 
 @pytest.mark.parametrize("flash", [False, True])
 def test_long_prefixes_come_back_joined(
-    run: Run, demo_model: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, flash: bool
+    run: Run, tiny: Callable[[str], Path], tokens: Tokens, monkeypatch: pytest.MonkeyPatch, flash: bool
 ) -> None:
     monkeypatch.setenv("HOMEPREFIXD_DEBUG_LOGITS", "1")
     lengths: list[int] = []
@@ -88,7 +87,7 @@ def test_long_prefixes_come_back_joined(
 
     monkeypatch.setattr(Slicer, "import_block", import_block)
     prompt = tokens(64 * 23 + 10)
-    running = run(demo_model, reuse="exact", flash_attention=flash)
+    running = run(tiny("llama"), reuse="exact", flash_attention=flash)
     running.known()
     cold = running.ask(prompt, 2)[1].timings
     lengths.clear()
@@ -215,13 +214,11 @@ def test_a_cancelled_prefill_keeps_its_blocks(run: Run, demo_model: Path, tokens
     prompt = tokens(1200)
     rid = running.start(prompt, 5)
     running.wait(lambda: len(running.of(rid, Progress)) >= 3)
-    asked = time.perf_counter()
     running.worker.intake.cancel(rid)
     end = running.finish(rid)
     assert end.reason == "cancelled"
     done = running.of(rid, Progress)[-1].done
-    assert 192 <= done < 1200
-    assert time.perf_counter() - asked < 5
+    assert 192 <= done < 1200  # all of it takes seconds
     assert running.ask(prompt[: done + 30], 1)[1].timings.cache_n == done
     assert running.engine.figures().cells_used == 0
 

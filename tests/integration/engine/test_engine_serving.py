@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homeprefixd.engine.bindings import Context, Model
+from homeprefixd.engine.bindings import Model
+from homeprefixd.engine.context import Context
 from homeprefixd.engine.failures import DecodeError
 from homeprefixd.engine.places import Place
 from homeprefixd.engine.scheduler import Engine
@@ -117,12 +118,12 @@ def test_coming_back_goes_on_where_it_was(
 
 def test_a_sampler_keeps_its_state_while_set_aside(run: Run, tiny: Tiny, tokens: Tokens) -> None:
     """Biases and penalties far above any logit: the text depends on what the sampler has seen, and on nothing else."""
-    running = run(tiny("qwen3"), ctx=1024, pool=1024)
+    running = run(tiny("qwen3"), ctx=512, pool=512)
     running.known()
     bias = {5000 + i: 10_000.0 - 100 * i for i in range(40)}
-    sampling = Sampling(temperature=0, logit_bias=bias, frequency_penalty=37.0, repeat_last_n=900, ignore_eos=True)
-    alone = [running.ask(tokens(200, seed), 600, cache=False, sampling=sampling)[0] for seed in (1, 2)]
-    rids = [running.start(tokens(200, seed), 600, sampling=sampling) for seed in (1, 2)]
+    sampling = Sampling(temperature=0, logit_bias=bias, frequency_penalty=37.0, repeat_last_n=400, ignore_eos=True)
+    alone = [running.ask(tokens(100, seed), 300, cache=False, sampling=sampling)[0] for seed in (1, 2)]
+    rids = [running.start(tokens(100, seed), 300, sampling=sampling) for seed in (1, 2)]
     for rid in rids:
         running.finish(rid)
     assert running.engine.counters["set_aside"] >= 1
@@ -288,8 +289,8 @@ def test_the_end_of_generation(run: Run, demo_model: Path) -> None:
     assert (nothing[0], nothing[1].reason, nothing[1].timings.predicted_n) == ("", "length", 0)
 
 
-def test_seeds_and_biases(run: Run, demo_model: Path) -> None:
-    running = run(demo_model)
+def test_seeds_and_biases(run: Run, tiny: Tiny) -> None:
+    running = run(tiny("llama"))
     hot = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
     def say(**changes: Any) -> str:
@@ -305,6 +306,14 @@ def test_seeds_and_biases(run: Run, demo_model: Path) -> None:
     assert say(top_k=1, seed=1) == say(top_k=1, seed=2)
     plain = say(temperature=0, repeat_penalty=1.0)
     assert say(temperature=0, presence_penalty=2.0, frequency_penalty=2.0, repeat_last_n=-1) != plain
+    # Those that only llama-server knows: what leaves one candidate is greedy, and what changes chances changes texts.
+    usual = say(seed=7)
+    assert say(top_n_sigma=1e-6, seed=7) == plain
+    assert say(xtc_probability=1.0, xtc_threshold=0.0, seed=7) != usual
+    assert say(dynatemp_range=1.4, seed=7) != usual
+    versions = [say(mirostat=version, mirostat_tau=1.0, seed=7) for version in (1, 2)]
+    assert usual not in versions
+    assert versions == [say(mirostat=version, mirostat_tau=1.0, seed=7) for version in (1, 2)]
 
 
 def test_bad_requests_are_refused_in_words(run: Run, tiny: Tiny, demo_model: Path) -> None:
@@ -403,9 +412,11 @@ def test_stop_ends_what_outlives_the_grace_and_keeps_its_blocks(run: Run, demo_m
 
 def test_figures_show_a_long_step(run: Run, demo_model: Path, tokens: Tokens) -> None:
     running = run(demo_model)
-    rid = running.start(tokens(600), 1)
+    rid = running.start(tokens(300), 1)
     running.wait(lambda: running.of(rid, Accepted))
-    time.sleep(0.5)
-    assert running.engine.figures().step_age > 0
+    deadline = time.monotonic() + 20
+    while running.engine.figures().step_age < 0.05:
+        assert time.monotonic() < deadline
+        assert not running.of(rid, Finished)
     running.finish(rid)
     assert running.engine.figures().step_age == 0

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homeprefixd.engine.bindings import Batch, Context, ContextSettings, Model
+from homeprefixd.engine.bindings import Model
+from homeprefixd.engine.context import Batch, Context, ContextSettings
 from homeprefixd.engine.edges import EdgeSlicer
 from homeprefixd.engine.llama_log import LlamaLog
 from homeprefixd.engine.proving import make_slicer

@@ -136,6 +136,7 @@ class ScriptedBackend:
         self.state: dict[str, Any] = {"state": "ok", "progress": 1.0, "reason": "", "model": "demo", "workers": []}
         self.loaded = [MODEL]
         self.aliases = ["demo"]
+        self.expires: float | None = None
         self.loads: list[tuple[str, float | None]] = []
         self.unloads: list[str] = []
         self.unloads_at_once = True
@@ -169,7 +170,7 @@ class ScriptedBackend:
                 pinned=False,
                 memory=200_000_000,
                 requests=0,
-                expires=None,
+                expires=self.expires,
                 info=infos.get(alias),
             )
             for alias in self.aliases
@@ -228,6 +229,7 @@ class MemoryAdmin:
         self.figures: dict[str, Any] = {"nodes": 3, "warm": {"bytes": 1000}}
         self.matched: list[tuple[Any, ...]] = []
         self.exported = b""
+        self.request = ""  # that asked for the prefix
         self.imported = b""
         self.pinned: list[tuple[Pin | Unpin, Any, Any]] = []
         self.plan = Plan(
@@ -246,7 +248,8 @@ class MemoryAdmin:
 
     async def prefixes(self, limit: int, model: str) -> Prefixes:
         self.listed = (limit, model)
-        info = PrefixInfo("00ff", "demo", 128, 64, 2000, 1000, ["hot", "warm"], 1.0, 2.0, 5, "You are")
+        sizes = 128, 64, 2000, 1000
+        info = PrefixInfo("00ff", "demo", *sizes, ["hot", "warm"], 1.0, 2.0, 5, "You are", request=self.request)
         return Prefixes(0, [info], 3)
 
     async def purge(self, request: Purge) -> Purged:

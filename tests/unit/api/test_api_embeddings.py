@@ -31,6 +31,10 @@ def asked(backend: ScriptedBackend) -> Embed:
         ([1, 2, 3], [[1, 2, 3]]),
         ([[1, 2], [3]], [[1, 2], [3]]),
         (["a", [1]], ["a", [1]]),
+        ([7, "a", 8], [[7, "a", 8]]),
+        ([[7, "a", 8]], [[7, "a", 8]]),
+        ({"prompt_string": "a text"}, ["a text"]),
+        (["a", {"content": [{"type": "text", "text": "b "}, {"type": "text", "text": "c"}]}], ["a", "b c"]),
     ],
 )
 async def test_inputs(client: TestClient, backend: ScriptedBackend, given: Any, inputs: Any) -> None:
@@ -57,8 +61,12 @@ async def test_base64(client: TestClient, backend: ScriptedBackend) -> None:
     [
         ({}, "input"),
         ({"input": []}, "input"),
-        ({"input": ["a", 1]}, "input"),
+        ({"input": ["a", 1.5]}, "input[1]"),
         ({"input": [1, [2]]}, "input"),
+        ({"input": ["a", 1000]}, "input"),
+        ({"input": {"content": "a"}}, "input"),
+        ({"input": {"content": [{"type": "image_url"}]}}, "input"),
+        ({"input": {"prompt_string": "a", "multimodal_data": ["b"]}}, "input"),
         ({"input": 3}, "input"),
         ({"input": [1000]}, "input"),
         ({"input": [[-1]]}, "input"),

@@ -131,6 +131,22 @@ async def test_the_store_may_be_away(client: TestClient, admin: MemoryAdmin) -> 
     assert not [name for name, _ in samples if name.startswith("homeprefixd_cache_")]
 
 
+async def test_a_store_that_does_not_answer_is_away(
+    client: TestClient, admin: MemoryAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape has ten seconds, and what a stopped store would say is not worth them."""
+    monkeypatch.setattr("homeprefixd.api.store_figures.PATIENCE", 0.05)
+
+    async def never() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    monkeypatch.setattr(admin, "stats", never)
+    _text, samples = await scrape(client)
+    assert of(samples, "store_up") == 0
+    assert (await (await client.get("/cache/overview")).json())["store"] is None
+
+
 async def test_names_follow_the_rules(client: TestClient, backend: ScriptedBackend, admin: MemoryAdmin) -> None:
     """What `promtool check metrics` asks for."""
     backend.state["workers"] = [everything(WORKER, alias="demo", state="ok")]

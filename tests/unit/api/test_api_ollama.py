@@ -76,6 +76,13 @@ async def test_generate(client: TestClient, backend: ScriptedBackend) -> None:
     assert (backend.asked.messages, backend.asked.prompt) == (None, "Hi")
 
 
+async def test_when_a_model_leaves(client: TestClient, backend: ScriptedBackend) -> None:
+    for expires, told in ((None, "2318-01-01T00:00:00Z"), (300.0, "2027-01-15T08:05:00.500000Z")):
+        backend.expires = expires
+        [running] = (await (await client.get("/api/ps")).json())["models"]
+        assert running["expires_at"] == told
+
+
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 @pytest.mark.parametrize(
     ("keep_alive", "reason"),
@@ -107,7 +114,9 @@ class Resident(ScriptedBackend):
 
     def known(self) -> list[Any]:
         def model(alias: str, info: ModelInfo | None) -> SimpleNamespace:
-            return SimpleNamespace(alias=alias, path=f"/m/{alias}-Q8_0.gguf", size=5, created=0, info=info)
+            return SimpleNamespace(
+                alias=alias, path=f"/m/{alias}-Q8_0.gguf", size=5, created=0, info=info, expires=None
+            )
 
         return [model("demo", MODEL), model("other", None)]
 
@@ -316,7 +325,6 @@ async def test_rule_13_what_is_not_supported_says_so(client: TestClient, method:
         ("/api/chat", {"messages": [{"role": "judge"}]}, 400, "judge"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images"),
         ("/api/chat", [], 400, "object"),
-        ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
         ("/api/generate", {"prompt": "x", "images": ["aGk="]}, 400, "images"),
         ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context"),
         ("/api/generate", {"prompt": "x", "template": "y"}, 400, "template"),

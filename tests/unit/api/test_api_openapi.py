@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import MemoryAdmin, ScriptedBackend
 
 from homeprefixd.api.app import create_app
-from homeprefixd.api.openapi import OPERATIONS, document
+from homeprefixd.api.openapi import all_operations, document
 from homeprefixd.config import ServerConfig
 from homeprefixd.frames import Converted
 
@@ -44,7 +44,7 @@ def test_every_route_is_described_and_no_other(backend: ScriptedBackend, admin: 
         for route in router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
+    assert {(operation.method, operation.path) for operation in all_operations()} == routes
 
 
 async def test_it_is_served_and_whole(client: TestClient) -> None:
@@ -70,7 +70,7 @@ def test_where_a_prompt_counts_a_chat_or_a_text_may_be_sent(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "operation", [one for one in OPERATIONS if one.reply is not None], ids=lambda one: f"{one.method} {one.path}"
+    "operation", [one for one in all_operations() if one.reply is not None], ids=lambda one: f"{one.method} {one.path}"
 )
 async def test_replies_are_as_described(client: TestClient, backend: ScriptedBackend, operation: Any) -> None:
     backend.converted = Converted("", "x", tokens=[1], pieces=[b"", b""])

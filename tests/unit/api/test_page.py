@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import browser
+import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
-from scripted_backend import MemoryAdmin, ScriptedBackend
+from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 from test_api_records import script
 
 from homeprefixd.api.app import create_app
+from homeprefixd.api.keys import APPLY_RULE
 from homeprefixd.config import ServerConfig
-from homeprefixd.frames import Accepted, Progress
+from homeprefixd.config_file import Applied
+from homeprefixd.frames import Accepted, Message, Progress
 
 CHROMIUM = browser.find()
 
@@ -94,6 +97,35 @@ async def test_why_by_keyboard(shown: tuple[browser.Tab, ScriptedBackend, TestSe
     assert await tab.value("document.activeElement.getAttribute('aria-expanded')") == "true"  # focus stays
     await tab.key("Enter")
     await tab.until("document.querySelector('#recent pre') === null")
+
+
+async def test_the_rule_by_one_click(shown: tuple[browser.Tab, ScriptedBackend, TestServer]) -> None:
+    tab, _backend, server = shown
+    used: list[tuple[str, str]] = []
+
+    async def use(rule: str, setting: str) -> Applied:
+        used.append((rule, setting))
+        return Applied("", "the file is read-only")
+
+    with pytest.warns(DeprecationWarning, match="started"):  # a daemon sets it before
+        server.app[APPLY_RULE] = use
+    await tab.until("latest.can.includes('rules')")
+    await tab.value("document.querySelector('#recent button').click()")
+    await tab.until("document.querySelector('#recent button.main') !== null")
+    await tab.value("document.querySelector('#recent button.main').click()")
+    await tab.until("document.getElementById('note').textContent.includes('read-only')")
+    assert used == [("move_volatile_line", "on")]
+    assert await tab.value("document.querySelector('#recent button.main').disabled")
+
+
+async def test_warming(shown: tuple[browser.Tab, ScriptedBackend, TestServer]) -> None:
+    tab, backend, _server = shown
+    backend.loaded = [msgspec.structs.replace(MODEL, namespace={"salt": ""}, least=16)]
+    await tab.value("document.getElementById('warmtext').value = 'You are kind.'")
+    await tab.value("document.getElementById('warmnow').click()")
+    await tab.until("document.getElementById('warmed').textContent.includes('computed')")
+    assert backend.asked.messages == [Message("system", "You are kind.")]
+    assert backend.asked.max_tokens == 0
 
 
 async def test_the_chat(shown: tuple[browser.Tab, ScriptedBackend, TestServer]) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from homeprefixd.chat.layout import detect_layout
 from homeprefixd.chat.prompt import PromptBuilder
+from homeprefixd.chat.reply import ReplyParser
 from homeprefixd.errors import ModelError, RequestError
 from homeprefixd.frames import Message
 
@@ -145,6 +147,115 @@ def test_odd_arguments(sent: Any, expected: str) -> None:
         render("{{ messages[0].tool_calls[0].function.arguments }}", [Message("assistant", tool_calls=[call])])
         == expected
     )
+
+
+def test_a_template_that_asks_for_tools_unasked_gets_an_empty_list() -> None:
+    assert render("{% for tool in tools %}{{ tool }}{% endfor %}x") == "x"
+    assert render("{{ tools is none }}") == "True"
+    with pytest.raises(RequestError, match="NoneType"):  # what it complained of first
+        render("{% for tool in tools %}{% endfor %}{{ nothing.x }}")
+
+
+def test_calls_that_a_template_does_not_show_are_text() -> None:
+    messages = [Message("user", "hi"), Message("assistant", "So:", tool_calls=[CALL]), Message("tool", "5", "f")]
+    source = "{{ tools | length }}{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}"
+    shown = '[user hi][assistant So:\n{"name": "f", "arguments": {"x": 1}}][tool 5]'
+    assert render(source, messages, [{"type": "function", "function": {"name": "f"}}]) == f"1{shown}"
+
+
+@pytest.mark.parametrize(
+    ("mark", "shown"),
+    [
+        ("<|tool_call|>", '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]'),
+        ("<TOOLCALL>", '<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]</TOOLCALL>'),
+        ("<|tool_call_start|>", "<|tool_call_start|>[f(x=1), g()]<|tool_call_end|>"),
+    ],
+)
+def test_they_are_as_the_model_writes_them(mark: str, shown: str) -> None:
+    messages = [Message("assistant", tool_calls=[CALL, OTHER]), Message("user", "x")]
+    assert render("{# tools " + mark + " #}{{ messages[0].content }}", messages) == shown
+    parser = ReplyParser(detect_layout(mark), tools={}, opened=False, calls=True, parallel=True, new_id=lambda: "id")
+    pieces = [*parser.feed(shown).calls, *parser.finish().calls]
+    assert [json.loads(piece.arguments) for piece in pieces] == [{"x": 1}, {}]
+
+
+def test_generators_become_json() -> None:
+    assert render("{{ messages | map(attribute='role') | tojson }}") == '["user"]'
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+OTHER = {"id": "b", "type": "function", "function": {"name": "g", "arguments": {}}}
+BROKEN = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": '}}
+_SHOWN = (
+    "[{{ m.role }} {{ m.content }}"
+    "{% for c in m.tool_calls or [] %} {{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "messages", "expected"),
+    [
+        (
+            "m.role == 'system'",
+            [Message("system", "Be brief."), Message("user", "hi"), Message("assistant", "yo"), Message("user", "x")],
+            "[user Be brief.\n\nhi][assistant yo][user x]",
+        ),
+        ("m.role == 'system'", [Message("system", "Be brief.")], "[user Be brief.]"),
+        (
+            "m.tool_calls | length > 1",
+            [
+                Message("user", "hi"), Message("assistant", "So:", tool_calls=[CALL, OTHER]),
+                Message("tool", "of g", tool_call_id="b"), Message("tool", "of f", tool_call_id="a"),
+                Message("user", "and?"),
+            ],
+            '[user hi][assistant So: f{"x": 1}][tool of f][assistant  g{}][tool of g][user and?]',
+        ),
+        (
+            "loop.previtem is defined and loop.previtem.role == m.role",
+            [Message("user", "a"), Message("user", "b"), Message("assistant", "c"), Message("assistant", "d"), Message("user", "e")],
+            "[user a\n\nb][assistant c\n\nd][user e]",
+        ),
+        (
+            "(m.tool_calls or [{'function': {'arguments': {}}}])[0].function.arguments is string",
+            [Message("user", "hi"), Message("assistant", tool_calls=[BROKEN])],
+            '[user hi][assistant  f{"arguments": "{\\"x\\": "}]',
+        ),
+        (
+            "m.role == 'system' or (loop.previtem is defined and loop.previtem.role == m.role)",
+            [Message("system", "S"), Message("user", "a"), Message("user", "b")],
+            "[user S\n\na\n\nb]",
+        ),
+    ],
+)  # fmt: skip
+def test_messages_are_adapted_to_what_a_template_takes(refusal: str, messages: list[Message], expected: str) -> None:
+    plain = "{% for m in messages %}" + _SHOWN + "{% endfor %}"
+    choosy = (
+        "{% for m in messages %}{% if " + refusal + " %}{{ raise_exception('no: ' ~ m.role) }}{% endif %}{% endfor %}"
+    )
+    assert render(choosy + plain, messages) == expected
+    assert render(plain, messages) != expected, "a template that takes them gets them as they are"
+
+
+def test_only_what_is_in_the_way_is_changed() -> None:
+    """A system message stays one where only the roles after it do not alternate."""
+    messages = [
+        Message("system", "S"),
+        Message("user", "a"),
+        Message("user", "b"),
+        Message("assistant", "c"),
+        Message("user", "d"),
+    ]
+    source = (
+        "{% for m in messages %}{% if loop.previtem is defined and loop.previtem.role == m.role %}"
+        "{{ raise_exception('Roles must alternate!') }}{% endif %}" + _SHOWN + "{% endfor %}"
+    )
+    assert render(source, messages) == "[system S][user a\n\nb][assistant c][user d]"
+
+
+def test_what_no_change_helps_is_told_in_the_first_words() -> None:
+    source = "{{ raise_exception('no: ' ~ messages | length ~ messages[0].role) }}"
+    with pytest.raises(RequestError, match=r"^no: 3system$"):
+        render(source, [Message("system", "S"), Message("user", "a"), Message("user", "b")])
 
 
 def test_raise_exception_is_the_users_message() -> None:

@@ -23,7 +23,7 @@ D_ALL, D_ONE, D_SEP, D_END, D_END_ALL = DEEPSEEK
 def parser(layout: Layout, **changes: Any) -> ReplyParser:
     ids = iter(range(100))
     options: dict[str, Any] = {
-        "tools": {"get_weather", "turn_on"}, "opened": False, "calls": True, "parallel": True,
+        "tools": {"get_weather": {}, "turn_on": {}}, "opened": False, "calls": True, "parallel": True,
         "new_id": lambda: f"id{next(ids)}",
     }  # fmt: skip
     return ReplyParser(layout, **{**options, **changes})
@@ -301,6 +301,107 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         ("", "Hm.", [WEATHER]),
     ),
     (
+        # the description that the template of DeepSeek-V3.2 gives its model
+        "deepseek: tags with parameters, texts as they are",
+        Layout("dsml_functions", THINK),
+        "Hm.</think>I look.\n\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">12</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">[3, {"a": null}]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="turn_on">\n<｜DSML｜parameter name="id" string="true">a "b" <c>\n\n d'
+        "</｜DSML｜parameter>\n"
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        {"opened": True},
+        (
+            "I look.",
+            "Hm.",
+            [("get_weather", {"city": "12", "days": [3, {"a": None}]}), ("turn_on", {"id": 'a "b" <c>\n\n d'})],
+        ),
+    ),
+    (
+        # that of DeepSeek-V4, whose calls without arguments have an empty line
+        "deepseek: tags of version 4, without arguments and without an attribute",
+        Layout("dsml_tools", THINK),
+        '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="turn_on">\n\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="zip">075</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        {"tools": {"get_weather": {"parameters": {"properties": {"zip": {"type": "string"}}}}}},
+        ("", "", [("turn_on", {}), ("get_weather", {"zip": "075"})]),
+    ),
+    (
+        "hermes: the schema says which of the parameters in tags are texts",
+        Layout("hermes"),
+        "<tool_call>\n<function=turn_on>\n<parameter=a>\n75001\n</parameter>\n<parameter=b>\n75001\n</parameter>\n"
+        "<parameter=c>\nnull\n</parameter>\n<parameter=d>\ntrue\n</parameter>\n<parameter=e>\n2\n</parameter>\n"
+        '<parameter=f>\n"quoted"\n</parameter>\n</function>\n</tool_call>',
+        {
+            "tools": {
+                "turn_on": {
+                    "parameters": {
+                        "properties": {
+                            "a": {"type": "string"},
+                            "b": {"type": "integer"},
+                            "c": {"type": ["string", "null"]},
+                            "d": {"enum": ["true", "false"]},
+                            "e": {"anyOf": [{"type": "string"}, {"type": "number"}]},
+                            "f": {"type": "string"},
+                        }
+                    }
+                }
+            }
+        },
+        ("", "", [("turn_on", {"a": "75001", "b": 75001, "c": None, "d": "true", "e": 2, "f": '"quoted"'})]),
+    ),
+    (
+        "hermes: so it does where GLM writes",
+        Layout("hermes"),
+        "<tool_call>turn_on\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n<arg_key>b</arg_key>\n<arg_value>7"
+        "</arg_value>\n</tool_call>",
+        {"tools": {"turn_on": {"parameters": {"properties": {"a": {"type": "string"}}}}}},
+        ("", "", [("turn_on", {"a": "7", "b": 7})]),
+    ),
+    (
+        # the description on the card of Granite 3.3
+        "granite: a list behind a mark",
+        Layout("granite", THINK),
+        'So:<|tool_call|>[{"name": "get_weather", "arguments": '
+        + ARGUMENTS
+        + '}, {"name": "turn_on", "arguments": {}}]',
+        {},
+        ("So:", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
+        "granite: no list, and no call",
+        Layout("granite"),
+        '<|tool_call|> {"name": "turn_on", "arguments": {"id": 1}}<|tool_call|> [1] <|tool_call|>x',
+        {},
+        ("<|tool_call|> 1] <|tool_call|>x", "", [("turn_on", {"id": 1})]),
+    ),
+    (
+        # the template of Nemotron Nano 2
+        "nemotron: a list between marks",
+        Layout("nemotron", THINK),
+        'Hm.</think>\n<TOOLCALL>[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]</TOOLCALL>",
+        {"opened": True},
+        ("", "Hm.", [WEATHER]),
+    ),
+    (
+        # the template of Command R7B
+        "command: actions",
+        Layout("command", ("<|START_THINKING|>", "<|END_THINKING|>")),
+        "<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n    "
+        '{"tool_call_id": "0", "tool_name": "get_weather", "parameters": ' + ARGUMENTS + "}\n]<|END_ACTION|>",
+        {},
+        ("", "I look.", [WEATHER]),
+    ),
+    (
+        # Liquid's description of LFM2
+        "lfm: Python between marks",
+        Layout("lfm"),
+        '<|tool_call_start|>[get_weather(city="Paris", unit="°C"), turn_on(id=3)]<|tool_call_end|>Looking it up.',
+        {},
+        ("Looking it up.", "", [WEATHER, ("turn_on", {"id": 3})]),
+    ),
+    (
         "generic: a call of OpenAI's form",
         Layout("generic"),
         '\n{"type": "function", "function": {"name": "get_weather", "arguments": ' + ARGUMENTS + "}}",
@@ -400,11 +501,18 @@ def test_no_reply_depends_on_its_cuts(layout: Any, bits: list[str], parallel: bo
         ("[AVAILABLE_TOOLS][TOOL_CALLS]", Layout("mistral")),
         ("[TOOL_CALLS]x[ARGS][THINK][/THINK]", Layout("mistral_args", ("[THINK]", "[/THINK]"))),
         ("<start_of_turn>model", Layout("gemma")),
+        ("only with <|tool_call|>", Layout("granite")),
+        ("<TOOLCALL>[</think>", Layout("nemotron", THINK)),
+        ("<|START_ACTION|>", Layout("command")),
+        ("<|tool_call_start|>", Layout("lfm")),
+        ("'List of tools: ['", Layout("lfm")),
         ("<start_of_turn><start_function_call>", Layout("gemma_call")),
         ("<|tool_call><|channel>thought\n<channel|>", Layout("gemma_pipe", ("<|channel>thought\n", "<channel|>"))),
         ("<|start|>assistant<|channel|>final<|message|>", Layout("harmony")),
         (f"{D_ALL}```json</think>", Layout("deepseek", THINK)),
         (D_ALL, Layout("deepseek_plain")),
+        ("{% set d = '｜DSML｜' %}<' + d + 'function_calls></think>", Layout("dsml_functions", THINK)),
+        ("{% set d = '｜DSML｜' %}<' + d + 'tool_calls></think>", Layout("dsml_tools", THINK)),
         ("<|im_start|>", Layout("generic")),
         ("", Layout("generic")),
     ],

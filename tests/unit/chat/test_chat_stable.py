@@ -138,3 +138,37 @@ def test_the_clock_of_templates() -> None:
     assert stable.clock(NONE, lambda: now)() == now
     asked = request("s")
     assert stable.apply(StableRules(), asked, clock_in_template=True) == (asked, {"freeze_clock": 1})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "left", "moved"),
+    [
+        (r"^Step [^\n]*$", "Be kind.\nStep 3 of 9\nBe brief.", "Be kind.\n\nBe brief.", "Step 3 of 9"),
+        (r"(?<=[.] )It is [^\n]{0,240}?[.](?=\s|$) ?", "Be kind. It is Monday. Go.", "Be kind. Go.", "It is Monday."),
+    ],
+)
+def test_what_an_expression_finds_is_moved(pattern: str, text: str, left: str, moved: str) -> None:
+    generate, counts = stable.apply(rules(move=pattern), request(text))
+    assert counts == {"move": 1}
+    assert contents(generate) == [left, "first", "yes", f"Current values:\n{moved}\n\nHello"]
+    many = request("\n".join(f"Step {number}" for number in range(20)))
+    assert stable.apply(rules(move=r"^Step [^\n]*$"), many)[0] is many  # a list, no stray line
+
+
+def test_both_kinds_of_lines_are_moved() -> None:
+    on = rules(move=r"^Step [^\n]*$", move_volatile_line=True)
+    generate, counts = stable.apply(on, request("Be kind.\nTime: 21:15\nStep 3 of 9"))
+    assert counts == {"move": 1, "move_volatile_line": 1}
+    assert contents(generate)[0] == "Be kind."
+    assert contents(generate)[-1] == "Current values:\nStep 3 of 9\nTime: 21:15\n\nHello"
+
+
+def test_rules_may_change_while_requests_come() -> None:
+    stabilizer = stable.Stabilizer(NONE)
+    asked = request("Time: 21:15\nBe kind.")
+    assert stabilizer(asked)[0] is asked
+    assert (datetime.now() - stabilizer.now()).total_seconds() < 60
+    stabilizer.rules = rules(move_volatile_line=True, freeze_clock=True)
+    stabilizer.clock_in_template = True
+    assert stabilizer(asked)[1] == {"freeze_clock": 1, "move_volatile_line": 1}
+    assert stabilizer.now().hour == stabilizer.now().minute == 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homeprefixd.cli.explain import apply_rule
+from homeprefixd.config_file import apply_rule, rule_line
 from homeprefixd.config_sources import Flag, load
 from homeprefixd.explain.causes import GATE
 
@@ -165,6 +165,21 @@ def test_a_rule_is_written_into_any_file(tmp_path: Path, text: str) -> None:
         assert file.read_text().count("sort_tools") == 1
     if "sort_keys" in text:
         assert loaded.config.stable.sort_keys == "on"
+
+
+def test_expressions_are_joined(tmp_path: Path, command: Callable[..., Any], seen: Any) -> None:
+    file = tmp_path / "c.toml"
+    for setting in (r"^Step [^\n]*$", "^It's [^\\n]*$", r"^Step [^\n]*$"):
+        explanation = {**EXPLANATION, "rule": "move", "setting": setting}
+        seen.answers["GET /cache/explain/last"] = 200, {"record": RECORD, "explanation": explanation}
+        said = command("explain", "--apply", "--url", seen.url, "--config", str(file)) if file.exists() else None
+        if said is None:
+            apply_rule("move", file, setting)
+        else:
+            assert said.code == 0, said.err
+            assert rule_line("move", setting) in said.out
+    loaded = load(environ={"HOME": str(tmp_path)}, config_file=Flag("--config", str(file)))
+    assert loaded.config.stable.move == r"^Step [^\n]*$|^It's [^\n]*$"
 
 
 def test_stats_say_what_was_saved_today(command: Callable[..., Any], seen: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
@@ -85,8 +87,16 @@ def test_serve_hands_settings_to_the_daemon_and_its_code_back(
 ) -> None:
     seen: list[Config] = []
 
-    def run(config: Config, *, on_state: Callable[[DaemonState], None], log: TextIO, load: Callable[[], Config]) -> int:
+    def run(
+        config: Config,
+        *,
+        on_state: Callable[[DaemonState], None],
+        log: TextIO,
+        load: Callable[[], Config],
+        settings_file: Callable[[], Path | None],
+    ) -> int:
         assert load() == config
+        assert settings_file() == Path(os.environ["HOME"]) / ".config/homeprefixd/config.toml"
         seen.append(config)
         on_state(STATES[0])
         if config.server.port == 1:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from homeprefixd.config import CacheConfig, Config, LogConfig, ModelConfig
+from homeprefixd.config import CacheConfig, Config, LogConfig, ModelConfig, StableConfig
 from homeprefixd.errors import ConfigError, UnavailableError
-from homeprefixd.frames import Resize, Resized
+from homeprefixd.frames import Resize, Resized, StableRules
 from homeprefixd.models.store_link import StoreSettings
 from homeprefixd.reload import CurrentSettings, Reloader, differences
 
@@ -34,6 +34,10 @@ class Store:
 
 class Pool:
     level = ""
+    rules: StableRules | None = None
+
+    def set_rules(self, rules: StableRules) -> None:
+        self.rules = rules
 
     def set_log_level(self, level: str) -> None:
         self.level = level
@@ -140,3 +144,24 @@ async def test_sizes_left_to_the_machine(scene: Scene) -> None:
 def test_differences() -> None:
     assert differences(OLD, OLD) == {}
     assert differences(OLD, with_cache(warm=1)) == {"cache.warm": (100 * MIB, 1)}
+
+
+async def test_rules_count_at_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    new = msgspec.structs.replace(OLD, stable=StableConfig(sort_tools="on", move="^Step"))
+    assert await scene.reload(new) == []
+    assert scene.pool.rules == StableRules(sort_tools=True, move="^Step")
+    assert "next start" not in caplog.text
+    scene.pool.rules = None
+    await scene.reload(new)
+    assert scene.pool.rules is None  # nothing has changed
+
+
+async def test_a_rule_is_used_until_the_settings_are_read_again(scene: Scene) -> None:
+    assert scene.reloader.use_rule("sort_keys", "on")
+    assert not scene.reloader.use_rule("sort_keys", "on")
+    assert scene.reloader.use_rule("move", "^Step")
+    assert scene.reloader.use_rule("move", "^Mood")
+    assert not scene.reloader.use_rule("move", "^Step")
+    assert scene.pool.rules == StableRules(sort_keys=True, move="^Step|^Mood")
+    await scene.reload(OLD)
+    assert scene.pool.rules == StableRules()

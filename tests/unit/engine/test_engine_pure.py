@@ -17,6 +17,7 @@ from homeprefixd.engine import capacity, fingerprint, kernels
 from homeprefixd.engine.cells import CellLedger
 from homeprefixd.engine.chunks import chunk_end, longest_call
 from homeprefixd.engine.failures import DecodeError, failure_of
+from homeprefixd.engine.model_files import model_files
 from homeprefixd.engine.sampling import check_sampling
 from homeprefixd.engine.sequence import Request, Sequence
 from homeprefixd.engine.shares import Shares, head_start
@@ -139,8 +140,8 @@ def test_hash_of_a_file_and_of_parts(tmp_path: Path) -> None:
     path.write_bytes(os.urandom(100_000))
     assert fingerprint.hash_file(path, lambda: None) == hashlib.sha256(path.read_bytes()).hexdigest()
     assert fingerprint.hash_file(path, lambda: "remembered") == "remembered"
-    assert fingerprint.model_files(path) == [path]
-    parts = fingerprint.model_files(tmp_path / "big-00002-of-00003.gguf")
+    assert model_files(path) == [path]
+    parts = model_files(tmp_path / "big-00002-of-00003.gguf")
     assert [p.name for p in parts] == [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     assert fingerprint.combine(["a"]) == "a"
     assert fingerprint.combine(["a", "b"]) not in ("a", "b", fingerprint.combine(["b", "a"]))
@@ -195,6 +196,14 @@ def test_long_rope_models_keep_their_short_factors(tmp_path: Path) -> None:
     assert choose(model) == capacity.Capacity(4096, 4096)
     assert choose(model, ctx=2000).pool == 4096
     assert choose(model, ctx=6000) == capacity.Capacity(6000, 23808)  # asked for; rounded down
+    silent = _Model()  # where the length is not said, it is that of the training
+    silent.path = tmp_path / "m-00001-of-00002.gguf"  # type: ignore[misc]
+    silent.path.write_bytes(b"GGUF")
+    second = tmp_path / "m-00002-of-00002.gguf"
+    second.write_bytes(b"GGUF")
+    assert capacity.original_context(silent) == 0  # type: ignore[arg-type]
+    second.write_bytes(bytes((1 << 20) - 9) + b"rope_factors_long.weight")
+    assert capacity.original_context(silent) == 8192  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

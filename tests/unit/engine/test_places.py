@@ -9,7 +9,7 @@ import pytest
 from homeprefixd.chat.stream import TextStream
 from homeprefixd.config import AT_ONCE, FULL
 from homeprefixd.engine import capacity
-from homeprefixd.engine.bindings import Context
+from homeprefixd.engine.context import Context
 from homeprefixd.engine.places import MOST, Place, Places
 from homeprefixd.engine.sequence import Request, Sequence
 from homeprefixd.frames import Sampling

@@ -600,6 +600,19 @@ def test_uses_are_remembered_over_a_restart(house: House) -> None:
     assert again.last_use == newest.last_use
 
 
+def test_who_asked_for_a_prefix(house: House) -> None:
+    """The request that asked for most of it, as long as it is remembered."""
+    house.save(PROMPT)
+    house.save(OTHER)
+    for request, tokens in (("a", PROMPT), ("b", OTHER), ("c", PROMPT[:64]), ("d", PROMPT[:10]), ("e", PROMPT)):
+        house.cache.recent.note(request, house.namespace, to_le(tokens))
+    for _ in range(2):
+        found = {info.tokens: info.request for info in listing.prefixes(house.cache, limit=10)[0]}
+        assert found == {len(PROMPT): "e", len(OTHER): "b"}
+    house.cache.recent.clear()
+    assert {info.request for info in listing.prefixes(house.cache, limit=10)[0]} == {""}
+
+
 class TestWithoutDisk:
     def test_hot_only(self, make: Callable[..., House]) -> None:
         house = make(warm=0)

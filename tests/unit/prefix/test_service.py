@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from homeprefixd import frames
 from homeprefixd.channel import Channel, ChannelClosedError, encode
 from homeprefixd.errors import StoreError
 from homeprefixd.frames import NewNode
+from homeprefixd.prefix import client as client_module
 from homeprefixd.prefix.blocks import block_key, from_le, to_le
 from homeprefixd.prefix.client import AdminClient, StoreClient
 from homeprefixd.prefix.connection import Connection
@@ -46,6 +48,62 @@ def stop(store: Store) -> None:
     """Have the process stand still, until SIGCONT."""
     store.process.send_signal(signal.SIGSTOP)
     wait_until(lambda: Path(f"/proc/{store.process.pid}/stat").read_text().split()[2] == "T")
+
+
+def test_nobody_waits_for_a_store_that_stands_still(
+    tmp_path: Path, start_store: StartStore, start_worker: StartWorker
+) -> None:
+    store = start_store(tmp_path)
+    worker = start_worker(store)
+    client = worker.client
+    keys = worker.save(PROMPT)
+    held = client.lookup(worker.namespace, to_le(PROMPT), 1 << 30, exact=False)
+    assert held.wait_plan(10)
+    stop(store)
+    long = to_le(range(100_000))  # a few of these fill the socket
+    began = time.monotonic()
+    first = [client.lookup(worker.namespace, long, 1 << 30, exact=False) for _ in range(20)]
+    assert time.monotonic() - began < 1, "a look-up waited for the store to read it"
+    assert not any(lookup.answered for lookup in first)
+    wait_until(lambda: not client.connected)
+    began = time.monotonic()
+    for _ in range(20):
+        lookup = client.lookup(worker.namespace, long, 1 << 30, exact=False)
+        assert (lookup.wait_plan(5), lookup.state(0)) == (None, "lost")
+        assert client.reserve([3000], timeout=5) == []
+        assert client.recall(worker.namespace, b"text", 5) is None
+        assert client.open_namespace(DESCRIPTION, 5) is None
+        client.remember(frames.Remember(worker.namespace, b"d" * 32, 1, b"", [], long))
+        lookup.release()
+    for lookup in (held, *first):
+        lookup.release()
+    assert time.monotonic() - began < 1
+    store.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: client.connected)
+    assert worker.restore(PROMPT)[1] == keys
+    assert worker.save([1, *PROMPT])
+
+
+def test_a_store_that_left_one_question_unanswered_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_SILENCE", 0.1)
+    monkeypatch.setattr(client_module, "_ASK_AGAIN", 0.2)
+    ours, theirs = socket.socketpair()
+    client = StoreClient()
+    client.attach(ours)
+    store: Channel[frames.ToStore] = Channel(theirs, frames.ToStore)
+    assert isinstance(store.receive(), frames.Hello)
+    store.send(frames.Welcome(0, "id"))
+    wait_until(lambda: client.connected)
+    assert client.recall(b"n" * 32, b"text", 0.05) is None
+    assert isinstance(store.receive(), frames.Recall)
+    wait_until(lambda: not client.connected)
+    wait_until(lambda: not client.connected and bool(select.select([theirs], [], [], 0)[0]))
+    asked = store.receive()
+    assert isinstance(asked, frames.FileHash)
+    store.send(frames.FileHashKnown(asked.ticket, ""))
+    wait_until(lambda: client.connected)
+    client.close()
+    store.close()
 
 
 def test_blocks_are_hot_then_warm(tmp_path: Path, start_store: StartStore, start_worker: StartWorker) -> None:

@@ -1,0 +1,122 @@
+"""What to change in messages that a chat template does not take, so that apps need not know which model they talk to.
+
+A template may know no system messages, want roles that alternate, one call at a time, or arguments that are an object.
+Each change touches only what is in its way, so that a conversation that grows keeps its beginning. Pure data; knows
+nothing of templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import RequestError
+
+Messages = list[dict[str, Any]]
+"""As templates see them."""
+
+_REFUSALS = frozenset({"template_refused", "template_failed"})
+
+
+def adapted(messages: Messages, render: Callable[[Messages], str]) -> str:
+    """`render` of the messages, or of the least changed ones that it takes. Raises what it raised at first.
+
+    A change that another complaint follows is kept, one that nothing follows is not.
+    """
+    try:
+        return render(messages)
+    except RequestError as error:
+        if error.code not in _REFUSALS:
+            raise
+        first = last = error
+    left = [objects_for_arguments, one_call_at_a_time, system_within_user, alternating]
+    while left:
+        for change in left:
+            changed = change(messages)
+            if changed == messages:
+                continue
+            try:
+                return render(changed)
+            except RequestError as error:
+                if error.code not in _REFUSALS:
+                    raise
+                if error.message == last.message:
+                    continue
+                last, messages = error, changed
+                left.remove(change)
+                break
+        else:
+            break
+    raise first
+
+
+def objects_for_arguments(messages: Messages) -> Messages:
+    """A call whose arguments are no JSON object, as one that was cut short: an object with the text as it was."""
+
+    def whole(call: dict[str, Any]) -> dict[str, Any]:
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(text := function.get("arguments"), str):
+            return call
+        return {**call, "function": {**function, "arguments": {"arguments": text}}}
+
+    return [
+        {**message, "tool_calls": [whole(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def one_call_at_a_time(messages: Messages) -> Messages:
+    """Several calls in one message: one after the other, each with its result."""
+    changed: Messages = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            changed.append(message)
+            continue
+        results = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        for index, call in enumerate(calls):
+            own = next((one for one in results if one.get("tool_call_id") == call.get("id")), None)
+            own = own if own is not None else next(iter(results), None)
+            head = message if index == 0 else {"role": message["role"], "content": ""}
+            changed.append({**head, "tool_calls": [call]})
+            if own is not None:
+                results.remove(own)
+                changed.append(own)
+        changed += results
+    return changed
+
+
+def system_within_user(messages: Messages) -> Messages:
+    """What the system says at the beginning becomes the beginning of what the user says."""
+    if not messages or messages[0]["role"] != "system":
+        return messages
+    system, rest = messages[0], messages[1:]
+    if rest and rest[0]["role"] == "user":
+        return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]]
+    return [{**system, "role": "user"}, *rest]
+
+
+def alternating(messages: Messages) -> Messages:
+    """Messages of the user's, or of the assistant's without calls, that follow each other become one."""
+    changed: Messages = []
+    for message in messages:
+        before = changed[-1] if changed else None
+        if (
+            before is not None
+            and message["role"] == before["role"]
+            and message["role"] in ("user", "assistant")
+            and "tool_calls" not in before
+        ):
+            content = "\n\n".join(filter(None, (before["content"], message["content"])))
+            changed[-1] = {**before, **message, "content": content}
+        else:
+            changed.append(message)
+    return changed

@@ -1,0 +1,113 @@
+"""A grammar of a call's arguments as DeepSeek writes them since V3.2, each in a tag of its own, from a JSON schema.
+
+A text stands there as it is (`string="true"`), all else as JSON (`string="false"`). In llguidance's variant of Lark, as
+`forcing.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+MAX_PARAMETERS = 16
+"""Of a function whose schema names none and allows any."""
+
+_CONTROL = re.compile(r"<\[\d+\]>")
+_SAID = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
+"""Keys of a schema that leave a text free."""
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+class ParameterRules:
+    """Rules of one function's arguments, in `lines`; their names begin with `prefix`.
+
+    `mark`: the expression for the mark that begins the names of tags. `json_rule`: that for JSON by a schema. What
+    only JSON's grammar can keep of a text (its length, a pattern) makes it a text in JSON, which reads the same.
+    """
+
+    def __init__(self, prefix: str, mark: str, schema: Any, strict: bool, json_rule: Callable[..., str]) -> None:
+        self.lines: list[str] = []
+        self._prefix, self._mark, self._strict, self._json_rule = prefix, mark, strict, json_rule
+        self._root = schema if isinstance(schema, dict) else {}
+        self._count = 0
+        self.start = self._all()
+
+    def _rule(self, expression: str, attribute: str = "") -> str:
+        self._count += 1
+        name = f"{self._prefix}_{self._count}"
+        self.lines.append(f"{name}{attribute}: {expression}")
+        return name
+
+    def _all(self) -> str:
+        """Parameters in the schema's order; those that are not required may be missing."""
+        schema = self._resolved(self._root)
+        properties = schema.get("properties")
+        if not isinstance(properties, dict) or not properties:
+            if schema.get("additionalProperties") is False:
+                return '""'
+            value = self._rule(self._json_rule(True))
+            any_one = self._rule(f"{self._opening()} /[A-Za-z_][A-Za-z0-9_]{{0,40}}/ {self._closing(value)}")
+            return f"{any_one}{{0,{MAX_PARAMETERS}}}"
+        required = schema.get("required")
+        required = set(required) if isinstance(required, list) else set()
+        parts = []
+        for name, value in properties.items():
+            one = self._rule(self._parameter(str(name), value))
+            parts.append(one if name in required else f"({one})?")
+        return " ".join(parts)
+
+    def _opening(self) -> str:
+        return f'"<" {self._mark} "parameter name=\\""'
+
+    def _closing(self, value: str) -> str:
+        """From the end of the name on, with JSON as the value."""
+        return f'"\\" string=\\"false\\">" {value} "</" {self._mark} "parameter>\\n"'
+
+    def _parameter(self, name: str, schema: Any) -> str:
+        head = f"{self._opening()} {_text(name)}"
+        texts = self._texts(schema)
+        if texts is None:
+            return f"{head} {self._closing(self._rule(self._json(schema)))}"
+        return f'{head} "\\" string=\\"true\\">" {texts} "\\n"'
+
+    def _texts(self, schema: Any) -> str | None:
+        """The expression for a text with its closing tag; None if it is something else, or a text with bounds."""
+        if not isinstance(schema, dict):
+            return None
+        end = f'"</" {self._mark} "parameter>"'
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+            if schema.keys() <= _SAID | {"const", "enum"} and schema.get("type", "string") == "string":
+                return f"({' | '.join(map(_text, values))}) {end}"
+            return None
+        if schema.get("type") != "string" or not schema.keys() <= _SAID:
+            return None
+        if _CONTROL.fullmatch(self._mark):
+            return f"/(?s:.*)/ {end}"
+        closing = f"</{json.loads(self._mark)}parameter>"
+        return self._rule("/(?s:.*)/", f"[suffix={_text(closing)}]")
+
+    def _json(self, schema: Any) -> str:
+        """With the definitions that the whole schema has, to which it may refer."""
+        if isinstance(schema, dict):
+            shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            schema = {**shared, **schema}
+        return self._json_rule(schema if isinstance(schema, dict | bool) else True, lenient=not self._strict)
+
+    def _resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """What a schema that is nothing but a reference refers to."""
+        for _ in range(8):
+            reference = schema.get("$ref")
+            if not isinstance(reference, str) or not reference.startswith("#"):
+                return schema
+            target: Any = self._root
+            for part in filter(None, reference.removeprefix("#").split("/")):
+                part = part.replace("~1", "/").replace("~0", "~")
+                target = target.get(part) if isinstance(target, dict) else None
+            schema = target if isinstance(target, dict) else {}
+        return schema
