@@ -49,16 +49,17 @@ class Saver:
             return
         if whole <= start and not (tail and end > start):
             return
-        run = self._longest_run()
-        waits = end != sequence.n_prompt and sequence.unsaved_cost < HELD and not tail
-        if whole - start < run * BLOCK_TOKENS and waits:
-            return
+        run = self._longest_run() * BLOCK_TOKENS
+        if not tail and end != sequence.n_prompt and sequence.unsaved_cost < HELD:
+            whole -= (whole - start) % run  # the rest waits to make a run with what comes
+            if whole <= start:
+                return
         began = time.perf_counter()
         namespace = self._namespaces.opened(sequence.request.space)
         if namespace is None or not self._store.connected or began < self._paused_until:
             self._counters["save_skipped"] += 1
             return
-        step = BLOCK_TOKENS * (run if runs else 1)
+        step = run if runs else BLOCK_TOKENS
         pieces = [(at, min(at + step, whole)) for at in range(start, whole, step)]
         if tail and end > whole:
             pieces.append((whole, end))
