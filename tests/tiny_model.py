@@ -220,6 +220,13 @@ def split(model: Path, stem: Path, tensors: int) -> list[Path]:
     return sorted(stem.parent.glob(f"{stem.name}-*.gguf"))
 
 
+def _copy(field: gguf.ReaderField, writer: gguf.GGUFWriter) -> None:
+    kind = field.types[0]
+    writer.add_key_value(
+        field.name, field.contents(), kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+    )
+
+
 def _name(arch: str) -> str:
     """As llama.cpp calls it."""
     return arch.partition("+")[0]
