@@ -209,7 +209,7 @@ def split(model: Path, stem: Path, tensors: int) -> list[Path]:
     arch = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(str(stem.with_suffix(".gguf")), arch, split_max_tensors=tensors)
     for field in reader.fields.values():
-        if not field.name.startswith(("GGUF.", "general.architecture")):
+        if not field.name.startswith(("GGUF.", "general.architecture")) and field.contents() != []:
             _copy(field, writer)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
