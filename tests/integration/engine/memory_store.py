@@ -41,6 +41,7 @@ class MemoryLookup:
     def __init__(self, store: MemoryStore, plan: tuple[PlanNode, ...]) -> None:
         self._store, self._plan = store, plan
         self.warm_rate = 0.0
+        self.known = sum(node.use for node in plan)
         self.released = False
         store.leases += 1
 

@@ -185,6 +185,7 @@ def test_blocks_say_which_key_they_were_computed_for(run: Run, tiny: Callable[[s
 
 def test_a_request_says_what_was_restored_and_why(run: Run, demo_model: Path, tokens: Tokens) -> None:
     running = run(demo_model, batch=64)
+    running.gate(True)
     running.known()
     prompt = tokens(300)
     nothing = running.ask(prompt, 1, cache=False)[1].gate
