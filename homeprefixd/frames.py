@@ -556,6 +556,8 @@ class NewNode(msgspec.Struct, array_like=True, frozen=True):
     kind: str  # prompt, reply
     preview: str  # text of the block, cut to about 160 bytes
     holds_edge: bool = False  # an edge follows: it is kept though a longer node covers it
+    part: int = 0  # its slot holds a run (`prefix/runs.py`) of `parts` blocks; this is number `part`
+    parts: int = 1
 
 
 class Commit(Frame):
@@ -795,6 +797,9 @@ class PlanNode(msgspec.Struct, array_like=True, frozen=True):
     grid: bool
     offset: int  # of the slot where it is ready already; -1 while it is being loaded
     edge: bool = False  # the edge of the node before it; `start` is that one's end, `count` and `use` are 0
+    part: int = 0  # what is at `offset` is a run (`prefix/runs.py`) of `parts` blocks; this is number `part`
+    parts: int = 1
+    run_size: int = 0  # bytes of the run
 
 
 class Plan(Frame):
@@ -811,11 +816,14 @@ class Plan(Frame):
 
 
 class BlockReady(Frame):
-    """Node `index` of the plan lies at `offset`, verified."""
+    """Node `index` of the plan lies at `offset`, verified; as part of a run, see `PlanNode`."""
 
     ticket: int
     index: int
     offset: int
+    part: int = 0
+    parts: int = 1
+    run_size: int = 0
 
 
 class BlockLost(Frame):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..prefix.arena import Arena
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey
-from ..prefix.hot import HotNode, HotTier
+from ..prefix.hot import Extent, HotNode, HotTier
 from ..prefix.policy import Evicted, LeastRecentlyUsed, Policy, Worth
 from ..prefix.tree import Placed, Record
 from .traces import Arrival, Block
@@ -79,22 +79,24 @@ class StoreTier:
         parent = held[-1].key if held else ROOT
         for number in range(matched, len(blocks)):
             block = blocks[number]
-            if self._tier.allocate(block.tokens) is None:
+            extent = self._tier.allocate(block.tokens)
+            if extent is None:
                 break
-            held.append(self._store(parent, held[-1] if held else None, block, seconds[number]))
+            held.append(self._store(parent, held[-1] if held else None, block, seconds[number], extent))
+            self._tier.leave(extent)  # it is the node's own now
             parent = block.key
         for hot in held:
             self._tier.release(hot)
         return matched
 
-    def _store(self, parent: bytes, above: HotNode | None, block: Block, seconds: float) -> HotNode:
+    def _store(self, parent: bytes, above: HotNode | None, block: Block, seconds: float, extent: Extent) -> HotNode:
         hits = self._evicted.hits(block.key) if self._evicted is not None else 0
         key = BlockKey(block.key)
         start = above.node.end if above is not None else 0
         record = Record(key, ROOT, start, block.tokens, 0, True, "prompt", seconds, self._now, self._now, hits, "")
         record.path_cost = seconds + (above.node.record.path_cost if above is not None else 0.0)
         length = max(1, round(block.tokens / self._unit))
-        hot = HotNode(Placed(parent + (block.key * 8)[: 4 * length], record), 0, warm=False)
+        hot = HotNode(Placed(parent + (block.key * 8)[: 4 * length], record), extent, warm=False)
         self._tier.insert(hot)
         self._tier.lease(hot)
         self.written += block.tokens

@@ -39,7 +39,7 @@ def fill(directory: Path, nodes: int) -> None:
                     BlockKey(key), namespace, depth * 64, 4, 0, True, "prompt", 0.1, when, when, 0, text[:160]
                 )
                 record.path_cost = 0.1 * (depth + 1)
-                pending.append(Pending(Placed(parent + swap(tokens), record), payload))
+                pending.append(Pending(Placed(parent + swap(tokens), record), lambda: payload))
             parent = key
         prompt += 1
         if len(pending) > 10_000:

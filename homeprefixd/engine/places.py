@@ -115,8 +115,8 @@ class PlacedSlicer(Slicer):
 
     def __init__(self, first: Slicer, contexts: Iterable[Context], parallel: int) -> None:
         self._stride = parallel + 1
-        self._slicers = [Slicer(context, parallel, first.size, first.joiner) for context in contexts]
-        self.size, self.joiner = first.size, first.joiner
+        self._slicers = [Slicer(context, parallel, first.size, first.layout) for context in contexts]
+        self.size, self.layout = first.size, first.layout
 
     def export(self, seq: int, start: int, end: int, view: memoryview) -> int:
         return self._slicers[seq // self._stride].export(seq % self._stride, start, end, view)

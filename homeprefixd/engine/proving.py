@@ -9,11 +9,12 @@ import logging
 
 import numpy as np
 
+from ..prefix.blocks import BLOCK_TOKENS
+from ..prefix.runs import Layout, layout_of
 from .bindings import Model
 from .context import PARTIAL_ONLY, Batch, Context
 from .edges import EdgeSlicer, measure
 from .failures import DecodeError
-from .joining import Joiner, JoinError, joiner_of
 from .slices import BlockSize, SliceError, Slicer
 from .whole import WholeSlicer
 
@@ -76,7 +77,7 @@ def _self_test(context: Context, scratch: int) -> Slicer:
     blocks = [memoryview(bytearray(slicer.size.of(_TEST_BLOCK))) for _ in range(2)]
     for i, block in enumerate(blocks):
         slicer.export(0, i * _TEST_BLOCK, (i + 1) * _TEST_BLOCK, block)
-    slicer.joiner = _proven_joiner(slicer, blocks)
+    slicer.layout = _proven_layout(slicer, blocks)
     _decode(context, batch, tokens[n:], n)
     cold = context.logits(-1)
     context.clear()
@@ -154,23 +155,19 @@ def _prove_whole(context: Context, scratch: int) -> WholeSlicer:
     return slicer
 
 
-def _proven_joiner(slicer: Slicer, blocks: list[memoryview]) -> Joiner | None:
-    """A joiner that makes of two blocks what llama.cpp writes for both; None if there is none."""
-    joiner = joiner_of(blocks[0], _TEST_BLOCK)
-    if joiner is None:
+def _proven_layout(slicer: Slicer, blocks: list[memoryview]) -> Layout | None:
+    """A layout by which two blocks make what llama.cpp writes for both; None if there is none."""
+    test, n = layout_of(blocks[0], _TEST_BLOCK), 2 * _TEST_BLOCK
+    if test is None:
         return None
-    n = 2 * _TEST_BLOCK
-    both, joined = bytearray(slicer.size.of(n)), np.zeros(slicer.size.of(n), np.uint8)
-    slicer.export(0, 0, n, memoryview(both))
-    try:
-        joiner.join(blocks, [_TEST_BLOCK] * 2, 0, joined)
-    except JoinError as error:
-        logger.warning("blocks are restored one by one: %s", error)
+    both, made = (memoryview(bytearray(slicer.size.of(n))) for _ in range(2))
+    slicer.export(0, 0, n, both)
+    for part, block in enumerate(blocks):
+        test.put(block, made, part, 2)
+    if made != both or not test.is_in_order(both, 2, 0):
+        logger.warning("blocks are restored one by one: two put together give another state than llama.cpp does")
         return None
-    if joined.tobytes() != bytes(both):
-        logger.warning("blocks are restored one by one: joining two gives another state than llama.cpp does")
-        return None
-    return joiner
+    return test.of(BLOCK_TOKENS)
 
 
 def _measure(context: Context, scratch: int) -> BlockSize:

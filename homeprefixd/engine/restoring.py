@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-
-import numpy as np
 
 from ..frames import GateDecision, PlanNode
 from ..prefix.blocks import BLOCK_TOKENS
 from .gate import Gate
-from .joining import Joiner, JoinError
 from .namespaces import Namespaces
 from .sequence import Sequence
 from .sharing import LEAST
@@ -28,10 +23,7 @@ logger = logging.getLogger(__name__)
 
 _PLAN_PATIENCE = 0.25  # seconds that a request waits for the plan
 BLOCK_PATIENCE = 1.0  # seconds without a next block
-_JOINED_BYTES = 32 << 20  # of state that is joined at a time, at most
-_JOINED_BLOCKS = 8  # likewise: more gain nothing (measured)
-_JOINING = 2  # states that are being joined, or wait to be imported
-_ONE_BY_ONE = 5  # blocks that are imported while the first are being joined: joining is the slower of both (measured)
+_TAKEN = 4  # blocks that are taken out of a run at a time, where not all of it is used
 
 
 class Restorer:
@@ -51,9 +43,8 @@ class Restorer:
         self._store, self._slicer, self._namespaces = store, slicer, namespaces
         self.exact, self._counters = exact, counters
         self.gate = Gate(counters)
-        block_bytes = slicer.size.of(BLOCK_TOKENS)
-        worth = slicer.joiner is not None and 2 * block_bytes <= _JOINED_BYTES
-        self._joining = _Joining(slicer.joiner, block_bytes) if slicer.joiner is not None and worth else None
+        # for a part of a run; filled, so that the first request after a restart does not wait for memory
+        self._scratch = bytearray(slicer.layout.size(_TAKEN)) if slicer.layout is not None else bytearray()
 
     @property
     def connected(self) -> bool:
@@ -128,59 +119,69 @@ class Restorer:
 
     def _step(self, sequence: Sequence, began: float, time_box: float) -> bool:
         plan = sequence.plan or ()
-        coming: deque[_Joined] = deque()  # of the nodes behind the next few
         while sequence.next_node < len(plan):
-            if time.perf_counter() - began <= time_box:
-                self._join_ahead(sequence, coming)
-            elif not coming:
+            if time.perf_counter() - began > time_box:
                 return False
-            if coming and coming[0].first == sequence.next_node:
-                joined = coming.popleft()
-                count = sum(joined.counts)
-                start = plan[joined.first].start
-                self._slicer.import_block(sequence.seq_id, start, count, count, joined.state())
-                self._account(sequence, len(joined.counts))
-                continue
-            node = plan[sequence.next_node]
-            if not self._may_use(node):
+            if not self._may_use(plan[sequence.next_node]):
                 return True
-            view = self._ready(sequence, sequence.next_node)
-            if view is None:
+            found = self._next(sequence)
+            if found is None:
                 return self._is_over(sequence)
-            self._slicer.import_block(sequence.seq_id, node.start, node.count, node.use, view)
-            self._account(sequence, 1)
+            nodes, state = found
+            count, use = (sum(getattr(node, what) for node in nodes) for what in ("count", "use"))
+            self._slicer.import_block(sequence.seq_id, nodes[0].start, count, use, state)
+            self._account(sequence, len(nodes))
         return True
 
-    def _join_ahead(self, sequence: Sequence, coming: deque[_Joined]) -> None:
-        """Have whole blocks that are ready joined, while those before them are imported."""
-        if self._joining is None or len(coming) == _JOINING:
-            return
-        plan = sequence.plan or ()
-        first = coming[-1].first + len(coming[-1].counts) if coming else sequence.next_node + _ONE_BY_ONE
-        if not coming and any(
-            self._ready(sequence, index) is None for index in range(sequence.next_node, min(first, len(plan)))
-        ):
-            return
-        views: list[memoryview] = []
-        for index in range(first, min(first + self._joining.most, len(plan))):
-            node = plan[index]
-            whole = node.use == node.count == BLOCK_TOKENS and self._may_use(node)
-            view = self._ready(sequence, index) if whole else None
-            if view is None:
+    def _next(self, sequence: Sequence) -> tuple[list[PlanNode], memoryview] | None:
+        """The next nodes of the plan that can be imported in one go, and their state; None if there are none now."""
+        plan, index, lookup, layout = sequence.plan or (), sequence.next_node, sequence.lookup, self._slicer.layout
+        run = lookup.run(index) if lookup is not None else None
+        if lookup is None or run is None or layout is None:
+            state = self._ready(sequence, index)
+            return ([plan[index]], state) if state is not None else None
+        self._check(sequence, plan[index])
+        nodes = [plan[index]]
+        while run.part + len(nodes) < run.parts and index + len(nodes) < len(plan):
+            node = plan[index + len(nodes)]
+            if nodes[-1].use < BLOCK_TOKENS or not self._may_use(node):
                 break
-            views.append(view)
-        if len(views) > 1:
-            coming.append(self._joining.begin(first, plan[first].start, views))
+            other = lookup.run(index + len(nodes))
+            if other is None and self._may_come(sequence, index + len(nodes)):
+                return None
+            if other is None or (other.offset, other.part) != (run.offset, run.part + len(nodes)):
+                break
+            self._check(sequence, node)
+            nodes.append(node)
+        if len(nodes) == run.parts:
+            if not layout.is_in_order(run.view, run.parts, nodes[0].start):
+                raise SliceError("a run whose parts are not at their places")
+            return nodes, run.view
+        del nodes[_TAKEN:]
+        state = memoryview(self._scratch)[: layout.size(len(nodes))]
+        try:
+            layout.take(run.view, run.part, len(nodes), run.parts, state)
+        except ValueError as error:
+            raise SliceError(str(error)) from error
+        return nodes, state
+
+    def _may_come(self, sequence: Sequence, index: int) -> bool:
+        """Whether a node is still on its way, and worth waiting for, as those before it lie in the same run."""
+        lookup = sequence.lookup
+        waited = time.perf_counter() - sequence.stalled_since
+        return lookup is not None and lookup.state(index) not in ("ready", "lost") and waited < BLOCK_PATIENCE / 2
 
     def _may_use(self, node: PlanNode) -> bool:
         return not self.exact or (node.grid and node.use == node.count == BLOCK_TOKENS)
 
     def _ready(self, sequence: Sequence, index: int) -> memoryview | None:
         """The state of a node of the plan, if it is there."""
-        node, lookup = (sequence.plan or ())[index], sequence.lookup
+        self._check(sequence, (sequence.plan or ())[index])
+        return sequence.lookup.wait_block(index, 0) if sequence.lookup is not None else None
+
+    def _check(self, sequence: Sequence, node: PlanNode) -> None:
         if node.start + node.use > len(sequence.tokens) - 1:
             raise SliceError("the store matched the last token, too")
-        return lookup.wait_block(index, 0) if lookup is not None else None
 
     def _is_over(self, sequence: Sequence) -> bool:
         """The next node is not ready: True if it never will be."""
@@ -206,41 +207,3 @@ class Restorer:
         sequence.next_node += count
         sequence.saved = sequence.n_past - sequence.n_past % BLOCK_TOKENS
         sequence.stalled_since = time.perf_counter()
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """States on their way to being one; `first` is the index of the first in its plan."""
-
-    first: int
-    counts: list[int]
-    size: Future[int]
-    buffer: np.ndarray[tuple[int], np.dtype[np.uint8]]
-
-    def state(self) -> memoryview:
-        """Waits for it. Raises SliceError if the blocks do not fit each other."""
-        try:
-            return self.buffer[: self.size.result()].data
-        except JoinError as error:
-            raise SliceError(str(error)) from error
-
-
-class _Joining:
-    """A thread that joins states, and its buffers."""
-
-    def __init__(self, joiner: Joiner, block_bytes: int) -> None:
-        self._joiner = joiner
-        self.most = min(_JOINED_BLOCKS, _JOINED_BYTES // block_bytes)
-        """Blocks that are joined at a time."""
-        size = joiner.size(self.most * BLOCK_TOKENS)
-        # filled, so that the first request after a restart does not wait for memory
-        self._buffers = [np.full(size, 0, np.uint8) for _ in range(_JOINING)]
-        self._thread = ThreadPoolExecutor(1, "joining")
-
-    def begin(self, first: int, start: int, views: list[memoryview]) -> _Joined:
-        """At most `_JOINING` of these may be in use; those that were left are done before the next one begins."""
-        self._buffers.append(self._buffers.pop(0))
-        counts = [BLOCK_TOKENS] * len(views)
-        buffer = self._buffers[-1]
-        size = self._thread.submit(self._joiner.join, views, counts, start, buffer)
-        return _Joined(first, counts, size, buffer)

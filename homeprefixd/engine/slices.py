@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..prefix.runs import Layout
 from .context import Context
-from .joining import Joiner
 
 
 class SliceError(Exception):
@@ -34,15 +34,18 @@ class BlockSize:
 class Slicer:
     """Exports and imports blocks of one context through its scratch sequence. Engine thread only."""
 
-    def __init__(self, context: Context, scratch: int, size: BlockSize, joiner: Joiner | None = None) -> None:
+    def __init__(self, context: Context, scratch: int, size: BlockSize, layout: Layout | None = None) -> None:
         self._context = context
         self._scratch = scratch
         self.size = size
-        self.joiner = joiner
-        """Joins blocks for `import_block`; None where this gains nothing, or is not certain."""
+        self.layout = layout
+        """Of runs of blocks, exported and imported as one; None where that gains nothing, or is not certain."""
 
     def export(self, seq: int, start: int, end: int, view: memoryview) -> int:
-        """Write the state of positions [start, end) of `seq` to `view` (writable). Returns bytes. Raises SliceError."""
+        """Write the state of positions [start, end) of `seq` to `view` (writable): a block, or a run of them.
+
+        Returns bytes. Raises SliceError.
+        """
         context, expected = self._context, self.size.of(end - start)
         if len(view) < expected:
             raise SliceError(f"a slot of {len(view)} bytes for {expected}")
@@ -61,7 +64,7 @@ class Slicer:
         return written
 
     def import_block(self, seq: int, start: int, count: int, use: int, view: memoryview) -> None:
-        """Append a block, or joined ones, of `count` tokens at position `start` to `seq`; keep its first `use` tokens.
+        """Append a block, or a run, of `count` tokens at position `start` to `seq`; keep its first `use` tokens.
 
         Raises SliceError; `seq` is empty then.
         """

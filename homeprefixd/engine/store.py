@@ -22,7 +22,7 @@ class OpenedNamespace(Protocol):
 
 
 class Slot(Protocol):
-    """Room in the arena for one block."""
+    """Room in the arena for one block, or for a run."""
 
     @property
     def offset(self) -> int: ...
@@ -30,6 +30,26 @@ class Slot(Protocol):
     @property
     def view(self) -> memoryview:
         """Writable, at least as long as was asked for."""
+        ...
+
+
+class Run(Protocol):
+    """Blocks that lie in the arena as one state (`prefix/runs.py`); and which of them is meant."""
+
+    @property
+    def offset(self) -> int:
+        """Names the run."""
+        ...
+
+    @property
+    def part(self) -> int: ...
+
+    @property
+    def parts(self) -> int: ...
+
+    @property
+    def view(self) -> memoryview:
+        """The whole run."""
         ...
 
 
@@ -54,6 +74,10 @@ class Lookup(Protocol):
         """State of a node of the plan, None if it is not ready after `timeout` seconds."""
         ...
 
+    def run(self, index: int) -> Run | None:
+        """The run that a node of the plan is a part of, None if it is not there or lies alone."""
+        ...
+
     def state(self, index: int) -> str:
         """`ready`, `lost`, or else it may still come."""
         ...
@@ -68,6 +92,11 @@ class Lookup(Protocol):
 class Store(Protocol):
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def room(self) -> int:
+        """Bytes that blocks in RAM can take."""
+        ...
 
     def open_namespace(self, description: dict[str, Any], timeout: float) -> OpenedNamespace | None: ...
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from .codec import Decoder
 from .committing import Committing
 from .disk import Disk, DiskFullError, DiskTroubleError, Touch
 from .disk_file import is_corruption
-from .hot import HotNode, HotTier
+from .hot import Extent, HotNode, HotTier, run_of
 from .loading import BlockLostError, Lease, Loading
 from .pins import Pins
 from .policy import Evicted, Policy
@@ -36,6 +37,7 @@ from .registry import Registry
 from .removals import ROW_BYTES, Removals, Why
 from .replies import Replies
 from .resuming import Found, find
+from .runs import Layouts
 from .session import Session
 from .shares import Account
 from .tree import LockedTable, NodeTable, Placed, Record
@@ -127,6 +129,7 @@ class Cache:
         self.replies = Replies(disk, limit=disk.limit if disk is not None else 0, wall=wall, clock=clock, wake=wake)
         self.registry = Registry(disk, self.lock)
         self.namespaces = self.registry.namespaces
+        self.layouts = Layouts(self.namespaces)
         self.warm_state = "ok" if disk else "off"
         self.warm_reason = warm_reason
         self.loaded = threading.Condition(self.lock)
@@ -136,7 +139,7 @@ class Cache:
         self.wall = wall
         self.clock = clock
         self.sessions: set[Session] = set()
-        self.loading: dict[bytes, int] = {}  # node's key -> bytes
+        self.loading: dict[bytes, Extent] = {}  # node's key -> where it will lie
         self.writing: list[HotNode] = []
         self.hidden: set[bytes] = set()  # nodes on disk that are about to be removed
         self.repairs: list[bytes] = []  # of those, the damaged ones; all below these are hidden too
@@ -194,7 +197,7 @@ class Cache:
         wanted = TokensBE(swap(tokens[: max(0, limit) * 4]))
         state = self._state()
         found = self._match_unlocked(namespace, wanted, limit, exact) if self.disk is not None else None
-        lease = Lease([], [])
+        lease = Lease([], [], namespace)
         now = self.wall()
         with self.lock:
             if found is None or state != self._state():  # what was read meanwhile is in the page cache now
@@ -206,21 +209,20 @@ class Cache:
             for node, use in found.steps:
                 hot = self.hot.by_key.get(node.record.key)
                 record = hot.node.record if hot else node.record
-                offset = -1
+                offset, run = -1, (0, 1, 0)
                 ahead += record.size
                 # of a streamed one what comes later is not kept yet, but where it would be lost
                 if load and hot is not None and (not lease.window or ahead <= lease.window or not hot.warm):
                     self.hot.lease(hot)
                     lease.held[len(lease.plan)] = hot
-                    offset = hot.offset
+                    offset, run = hot.offset, run_of(hot)
                 if load:
                     self.touch(record, hot, now)
                 tier: Literal["hot", "warm"] = "hot" if hot else "warm"
                 lease.places.append(node.tree_key)
                 count = 0 if node.is_edge else node.length
-                lease.plan.append(
-                    PlanNode(record.key, record.start, count, use, tier, record.size, record.grid, offset, node.is_edge)
-                )
+                planned = (record.key, record.start, count, use, tier, record.size, record.grid, offset, node.is_edge)
+                lease.plan.append(PlanNode(*planned, *run))
             if load:
                 self._count_lookup(lease)
                 if session is not None:
@@ -296,8 +298,8 @@ class Cache:
             if len(self.touched) > MAX_TOUCHES:
                 del self.touched[next(iter(self.touched))]
 
-    def load(self, lease: Lease, index: int, decoder: Decoder) -> int:
-        """Make node `index` of a plan ready and lease it; returns its offset. Raises BlockLostError.
+    def load(self, lease: Lease, index: int, decoder: Decoder) -> HotNode:
+        """Make node `index` of a plan ready and lease it. Raises BlockLostError.
 
         Reads from the disk: for reader threads. `decoder` is the calling thread's own.
         """
@@ -310,12 +312,24 @@ class Cache:
         """
         self._loading.read(place, out, decoder)
 
-    def preload(self, node: Placed, decoder: Decoder) -> bool:
-        """Bring a stored node into RAM that nobody has asked for; nothing is evicted. False: there is no more room.
+    def state(self, hot: HotNode, scratch: Callable[[int], memoryview]) -> memoryview:
+        """A leased node's state by itself: in place, or taken out of its run to what `scratch(bytes)` gives."""
+        memory = self.arena.view(hot.extent.offset, hot.extent.size)
+        if hot.parts == 1:
+            return memory
+        layout, out = self.layouts.get(hot.node.record.namespace), scratch(hot.size)
+        if layout is None:
+            raise BlockLostError("its run cannot be taken apart")
+        layout.take(memory, hot.part, 1, hot.parts, out)
+        return out
+
+    def preload(self, nodes: Sequence[Placed], decoder: Decoder) -> int:
+        """Bring stored nodes into RAM that nobody has asked for; nothing is evicted. Whole blocks that follow each
+        other, at most `runs.RUN`, or one. Returns how many of the first are there now; 0: there is no more room.
 
         Reads from the disk: for a thread of its own. `decoder` is the calling thread's own.
         """
-        return self._loading.preload(node, decoder)
+        return self._loading.preload(nodes, decoder)
 
     def release(self, lease: Lease) -> None:
         """End a lease; again does nothing."""
@@ -326,6 +340,7 @@ class Cache:
             for hot in lease.held.values():
                 self.hot.release(hot)
             lease.held.clear()
+            self._loading.end(lease)
             self.loaded.notify_all()
 
     def file_hash(self, identity: bytes) -> str:
@@ -529,10 +544,20 @@ class Cache:
             self.arena.check()
             self.hot.check()
             self.queue.check()
-            reserved = sum(pages(size) for session in self.sessions for size in session.reserved.values())
-            loading = sum(pages(size) for size in self.loading.values())
-            if self.hot.slot_bytes() + reserved + loading != self.arena.used:
+            holders = Counter(self.hot.extents())
+            holders.update(extent for session in self.sessions for extent in session.reserved.values())
+            holders.update(self.loading.values())
+            holders.update(
+                target.extent
+                for session in self.sessions
+                for lease in session.leases
+                for target in lease.targets.values()
+            )
+            if sum(pages(extent.size) for extent in holders) != self.arena.used:
                 raise ValueError(f"{self.arena.used} bytes of slots are in use, not by nodes, writers or loads")
+            for extent, count in holders.items():
+                if extent.holders != count:
+                    raise ValueError(f"a slot at {extent.offset} has {extent.holders} holders, not {count}")
             leases = sum(len(lease.held) for session in self.sessions for lease in session.leases)
             counted = sum(hot.leases for hot in (*self.hot.by_key.values(), *self.hot.detached))
             if counted != leases + len(self.writing):

@@ -27,7 +27,8 @@ from .. import frames
 from ..channel import Channel, ChannelClosedError
 from ..frames import FromStore, NewNode, PlanNode
 from .admin import AdminClient
-from .blocks import Namespace
+from .blocks import BLOCK_TOKENS, Namespace
+from .runs import layout_of
 
 __all__ = ["AdminClient", "BlockState", "Lookup", "OpenedNamespace", "Slot", "StoreClient"]
 
@@ -54,11 +55,35 @@ class OpenedNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Room in the arena for one block. `offset` names it in a NewNode; it is not a position in `view`."""
+    """Room in the arena for a block or a run. `offset` names it in a NewNode; it is not a position in `view`."""
 
     offset: int
     size: int
     view: memoryview  # writable, `size` bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where a block lies that is number `part` of a run of `parts`; `view` is the run. See `runs.py`."""
+
+    offset: int
+    part: int
+    parts: int
+    view: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Where a block lies in the arena, see PlanNode."""
+
+    offset: int
+    part: int
+    parts: int
+    run_size: int
+
+    @classmethod
+    def of(cls, frame: PlanNode | frames.BlockReady) -> _At:
+        return cls(frame.offset, frame.part, frame.parts, frame.run_size)
 
 
 class Lookup:
@@ -74,7 +99,7 @@ class Lookup:
         self._changed = threading.Condition()
         self._plan: tuple[PlanNode, ...] | None = None
         self._known = 0
-        self._offsets: dict[int, int] = {}
+        self._at: dict[int, _At] = {}
         self._lost_from: int | None = None if link is not None else 0
         self._answered = link is None
         self._released = link is None
@@ -120,7 +145,25 @@ class Lookup:
             self._changed.wait_for(lambda: self._state(index) != "loading", timeout)
             if self._state(index) != "ready" or self._link is None or self._plan is None:
                 return None
-            return self._link.view(self._offsets[index], self._plan[index].size)
+            at, size = self._at[index], self._plan[index].size
+        if at.parts == 1:
+            return self._link.view(at.offset, size)
+        run = self._link.view(at.offset, at.run_size)
+        layout = layout_of(run, BLOCK_TOKENS, at.parts) if run is not None else None
+        if run is None or layout is None:
+            return None
+        state = memoryview(bytearray(size))
+        layout.take(run, at.part, 1, at.parts, state)
+        return state
+
+    def run(self, index: int) -> Run | None:
+        """Where node `index` lies, if it is there and a part of a run; `wait_block` would take it out of it."""
+        with self._changed:
+            at = self._at.get(index) if self._state(index) == "ready" else None
+        if at is None or at.parts == 1 or self._link is None:
+            return None
+        view = self._link.view(at.offset, at.run_size)
+        return Run(at.offset, at.part, at.parts, view) if view is not None else None
 
     def taken(self, count: int) -> None:
         """The first `count` nodes were imported: they are not looked at again. Others may only come then."""
@@ -146,7 +189,7 @@ class Lookup:
             return "lost"
         if self._plan is not None and index >= len(self._plan):
             return "lost"
-        return "ready" if index in self._offsets else "loading"
+        return "ready" if index in self._at else "loading"
 
     def _on_frame(self, frame: Any) -> None:
         with self._changed:
@@ -156,9 +199,9 @@ class Lookup:
                 self.warm_rate = frame.warm_rate
                 self._streamed = frame.streamed
                 self._answered = True
-                self._offsets = {i: node.offset for i, node in enumerate(frame.nodes) if node.offset >= 0}
+                self._at = {i: _At.of(node) for i, node in enumerate(frame.nodes) if node.offset >= 0}
             elif isinstance(frame, frames.BlockReady):
-                self._offsets[frame.index] = frame.offset
+                self._at[frame.index] = _At.of(frame)
             elif isinstance(frame, frames.BlockLost):
                 self._lose(frame.index, frame.reason)
             self._changed.notify_all()
@@ -261,6 +304,11 @@ class _Link:
     def view(self, offset: int, size: int) -> memoryview | None:
         return self._memory[offset : offset + size] if self._memory is not None else None
 
+    @property
+    def room(self) -> int:
+        """Bytes of the arena; 0 while there is none."""
+        return len(self._memory) if self._memory is not None else 0
+
     def welcome(self, frame: frames.Welcome) -> None:
         """Map the arena. Raises OSError."""
         self.store_id = frame.store_id
@@ -316,6 +364,12 @@ class StoreClient:
         """Whether there is a store to ask, and it answers."""
         link = self._link
         return link is not None and not link.silent
+
+    @property
+    def room(self) -> int:
+        """Bytes that blocks in RAM can take; 0 without a store."""
+        link = self._link
+        return link.room if link is not None else 0
 
     @property
     def store_id(self) -> str:
@@ -419,8 +473,10 @@ class StoreClient:
         with link.lock:
             for node in nodes:
                 offset = self._real_offset(link, node.offset)
-                if offset is not None and link.slots.pop(offset, None) is not None:
+                if offset is not None and offset in link.slots:
                     ours.append(msgspec.structs.replace(node, offset=offset))
+            for node in ours:
+                link.slots.pop(node.offset, None)
         if ours:
             link.send(frames.Commit(namespace, ours, owner))
 

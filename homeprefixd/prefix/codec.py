@@ -122,6 +122,13 @@ class Decoder:
 
     def __init__(self) -> None:
         self._decompressor = zstandard.ZstdDecompressor()
+        self._scratch = bytearray()
+
+    def scratch(self, size: int) -> memoryview:
+        """Room for a block that is to go elsewhere, until it is asked for again."""
+        if len(self._scratch) < size:
+            self._scratch = bytearray(size)
+        return memoryview(self._scratch)[:size]
 
     def decode(self, key: bytes, number: int, record: memoryview, out: memoryview) -> None:
         """Check the record of piece `number` of node `key` and write its raw bytes to `out`, exactly.

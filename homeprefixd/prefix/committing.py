@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from ..frames import NewNode
 from .blocks import BLOCK_TOKENS, EDGE, block_key, edges_of, swap
 from .disk import Disk
-from .hot import HotNode
+from .hot import Extent, HotNode
+from .runs import RUN
 from .session import Session
 from .thinning import superfluous
-from .tree import NodeTable, Placed, Record, is_covered, shorter
+from .tree import BLOCK_BYTES, NodeTable, Placed, Record, is_covered, shorter
 from .warm_table import WarmTable
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Committing:
                     self._commit(session, namespace, new, owner, tables, warm)
         except Exception as error:  # of the disk
             cache.trouble("admitting blocks", error)
-            session.abandon([new.offset for new in nodes])
+        session.abandon([new.offset for new in nodes])  # they are the nodes' own now
         cache.wake()
 
     def _commit(
@@ -54,20 +55,33 @@ class Committing:
         warm: WarmTable | None,
     ) -> None:
         cache = self._cache
-        room = session.reserved.get(new.offset)
-        if room is None:
+        extent = session.reserved.get(new.offset)
+        if extent is None or not self._fills(namespace, new, extent):
             cache.counters.refused_nodes += 1
             return
-        node = self._admit(namespace, new, room, tables, warm, cache.wall())
+        node = self._admit(namespace, new, tables, warm, cache.wall())
         if node is None:
-            session.abandon([new.offset])
             return
         node.record.owner = owner
-        del session.reserved[new.offset]
-        cache.arena.shrink(new.offset, room, new.size, cache.clock())
-        self._publish(node, new.offset, warm)
+        self._publish(node, HotNode(node, extent, warm=False, part=new.part, parts=new.parts), warm)
         if node.is_edge and new.kind != "window":
             self._thin(node, tables, warm)
+
+    def _fills(self, namespace: bytes, new: NewNode, extent: Extent) -> bool:
+        """Whether a node's bytes can be what it says; what its slot has beyond them is given back."""
+        cache = self._cache
+        if new.parts == 1:
+            if new.part or not 0 < new.size <= extent.size or extent.holders > 1:
+                return False
+            cache.arena.shrink(extent.offset, extent.size, new.size, cache.clock())
+            extent.size = new.size
+            return True
+        if not 0 <= new.part < new.parts <= RUN or len(new.tokens) != BLOCK_BYTES:
+            return False
+        layout = cache.layouts.get(namespace)
+        if layout is None:
+            layout = cache.layouts.learn(namespace, cache.arena.view(extent.offset, extent.size), new.parts)
+        return layout is not None and layout.size(1) == new.size and layout.size(new.parts) == extent.size
 
     def _read_ahead(self, nodes: Sequence[NewNode]) -> None:
         """Have in memory what admitting them reads of the disk, so that the lock is not held while it is read."""
@@ -83,12 +97,12 @@ class Committing:
             log.debug("reading ahead failed: %s", error)
 
     def _admit(
-        self, namespace: bytes, new: NewNode, room: int, tables: list[NodeTable], warm: WarmTable | None, now: float
+        self, namespace: bytes, new: NewNode, tables: list[NodeTable], warm: WarmTable | None, now: float
     ) -> Placed | None:
         """The node to publish; None if it is known, covered by a longer one, or not as it should be."""
         cache = self._cache
         count = len(new.tokens) // 4
-        sound = len(new.tokens) % 4 == 0 and 0 < count <= BLOCK_TOKENS and 0 < new.size <= room
+        sound = len(new.tokens) % 4 == 0 and 0 < count <= BLOCK_TOKENS
         parent = self._place(new.parent, warm)
         if not sound or not self._fits(namespace, new, parent):
             cache.counters.refused_nodes += 1
@@ -172,19 +186,18 @@ class Committing:
             and parent.end == new.start
         )
 
-    def _publish(self, node: Placed, offset: int, warm: WarmTable | None) -> None:
+    def _publish(self, node: Placed, hot: HotNode, warm: WarmTable | None) -> None:
         cache = self._cache
         old = cache.hot.by_key.get(node.record.key)
         if old is not None:
             cache.forget_hot(old)
         for short in list(shorter(cache.hot.table, node.tree_key)):
-            hot = cache.hot.by_key[short.record.key]
+            covered = cache.hot.by_key[short.record.key]
             if short.record.holds_edge:
                 continue
-            if hot.children == 0 and not (hot.warm and warm is not None and warm.has_children(hot.key)):
-                cache.forget_hot(hot)
-                cache.counters.superseded += not hot.warm  # else it is counted when it leaves the disk
-        hot = HotNode(node, offset, warm=False)
+            if covered.children == 0 and not (covered.warm and warm is not None and warm.has_children(covered.key)):
+                cache.forget_hot(covered)
+                cache.counters.superseded += not covered.warm  # else it is counted when it leaves the disk
         cache.counters.saved_nodes += 1
         cache.counters.saved_bytes += node.record.size
         given_up: list[HotNode] = []

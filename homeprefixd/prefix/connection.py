@@ -68,6 +68,7 @@ from ..frames import (
 from . import listing, purge, transfer
 from .cache import Lease
 from .disk import DiskFullError, DiskTroubleError
+from .hot import run_of
 from .neighbours import neighbour
 from .session import Session
 from .tracing import trace
@@ -230,7 +231,7 @@ class Connection:
         self._send(Plan(frame.ticket, lease.plan, lease.known, self._cache.read_rate.value, lease.streamed))
         self._service.readers.load(
             lease,
-            lambda index, offset: self._send(BlockReady(frame.ticket, index, offset)),
+            lambda index, hot: self._send(BlockReady(frame.ticket, index, hot.offset, *run_of(hot))),
             lambda index, reason: self._send(BlockLost(frame.ticket, index, reason)),
         )
 

@@ -67,10 +67,10 @@ class Touch(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A node to be stored."""
+    """A node to be stored. `payload` gives its state; what it gave before may be invalid then."""
 
     node: Placed
-    payload: memoryview
+    payload: Callable[[], memoryview]
 
 
 class Stored(NamedTuple):
@@ -175,7 +175,9 @@ class Disk(DiskFile):
         self.sums = sums
         return stored
 
-    def _put_node(self, txn: Any, node: Placed, payload: memoryview, sums: Sums, stored: Stored) -> None:
+    def _put_node(
+        self, txn: Any, node: Placed, payload_of: Callable[[], memoryview], sums: Sums, stored: Stored
+    ) -> None:
         table = self._view(txn)
         key = node.record.key
         parent = node.parent
@@ -195,7 +197,7 @@ class Disk(DiskFile):
         above = table.place(parent)
         if above is not None:
             txn.delete(self._order_row(above), db=self._tables[ORDER])  # it is no leaf any more
-        size = 0
+        size, payload = 0, payload_of()
         for number in range(piece_count(len(payload))):
             piece = self._encoder.encode(key, number, payload[number * PIECE : (number + 1) * PIECE])
             txn.put(piece_key(key, number), piece, db=self._tables[PAYLOADS])

@@ -1,4 +1,4 @@
-"""The hot tier: nodes whose state lies ready in the arena.
+"""The hot tier: nodes whose state lies ready in the arena, each in an extent of its own or as a part of a run.
 
 Index, leases and eviction in RAM. Not thread-safe: `cache.py` calls it under its lock.
 """
@@ -6,6 +6,7 @@ Index, leases and eviction in RAM. Not thread-safe: `cache.py` calls it under it
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,12 +16,23 @@ from .tree import MemoryTable, Placed
 
 
 @dataclass(slots=True, eq=False)
+class Extent:
+    """Bytes of the arena. `holders`: nodes, loads and clients to whom it belongs; it is freed with the last."""
+
+    offset: int
+    size: int
+    holders: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class HotNode:
     """A node in the arena."""
 
     node: Placed
-    offset: int
+    extent: Extent
     warm: bool  # it is on disk too
+    part: int = 0  # of a run of `parts` in its extent
+    parts: int = 1
     leases: int = 0  # who reads its slot: lookups, and the writer
     queued: bool = False  # it waits to be written
     children: int = 0  # of it that are hot
@@ -34,6 +46,16 @@ class HotNode:
     @property
     def size(self) -> int:
         return self.node.record.size
+
+    @property
+    def offset(self) -> int:
+        """Of its extent, which it may share."""
+        return self.extent.offset
+
+
+def run_of(hot: HotNode) -> tuple[int, int, int]:
+    """Its part, the parts of its run, and the run's bytes; (0, 1, 0) if it lies alone."""
+    return (hot.part, hot.parts, hot.extent.size) if hot.parts > 1 else (0, 1, 0)
 
 
 class HotTier:
@@ -67,8 +89,18 @@ class HotTier:
     def __len__(self) -> int:
         return len(self.by_key)
 
+    def hold(self, extent: Extent) -> None:
+        extent.holders += 1
+
+    def leave(self, extent: Extent) -> None:
+        """One holder less."""
+        extent.holders -= 1
+        if not extent.holders:
+            self.arena.free(extent.offset, extent.size, self._now())
+
     def insert(self, hot: HotNode) -> None:
         """Publish a node whose slot is filled."""
+        self.hold(hot.extent)
         self.table.put(hot.node.tree_key, hot.node.record)
         self.by_key[hot.key] = hot
         hot.children = sum(1 for _child in self.table.children(hot.key))
@@ -90,7 +122,7 @@ class HotTier:
         if hot.leases:
             self.detached.add(hot)
         else:
-            self.arena.free(hot.offset, hot.size, self._now())
+            self.leave(hot.extent)
 
     def subtree(self, key: bytes) -> list[HotNode]:
         """Hot nodes below `key` (a node's or a namespace), reached through hot ones; children before parents."""
@@ -110,7 +142,7 @@ class HotTier:
         hot.leases -= 1
         if hot.leases == 0 and not hot.indexed:
             self.detached.discard(hot)
-            self.arena.free(hot.offset, hot.size, self._now())
+            self.leave(hot.extent)
         self.offer(hot)
 
     def offer(self, hot: HotNode) -> None:
@@ -126,8 +158,8 @@ class HotTier:
                     self._candidates.offer(hot)
         self.keep_queued = keep
 
-    def allocate(self, size: int) -> int | None:
-        """An extent of `size` bytes, evicting what must go; None if there is no room for it."""
+    def allocate(self, size: int) -> Extent | None:
+        """`size` bytes with one holder, the caller, evicting what must go; None if there is no room for them."""
         if not 0 < size <= self.arena.allowance:
             return None
         while (offset := self.arena.allocate(size)) is None:
@@ -136,7 +168,7 @@ class HotTier:
                 return None
             self._on_evict(victim)
             self.drop(victim)
-        return offset
+        return Extent(offset, size, 1)
 
     def evict(self) -> bool:
         """Let the node go that is worth least; False if none may: they are leased, or wait to be written."""
@@ -164,9 +196,9 @@ class HotTier:
             last_use=record.last_use, end=hot.node.end, size=record.size, cost=hot.node.mean_cost, hits=record.hits
         )
 
-    def slot_bytes(self) -> int:
-        """Bytes of all slots, rounded up to pages."""
-        return sum(pages(hot.size) for hot in (*self.by_key.values(), *self.detached))
+    def extents(self) -> dict[Extent, int]:
+        """Those of all nodes, and how many nodes each has."""
+        return Counter(hot.extent for hot in (*self.by_key.values(), *self.detached))
 
     def check(self) -> None:
         """Raises ValueError if index, leases and counts do not agree."""
@@ -180,7 +212,7 @@ class HotTier:
         for hot in self.detached:
             if hot.leases <= 0 or hot.indexed:
                 raise ValueError(f"dropped node {hot.key.hex()} has {hot.leases} leases")
-        ends = sorted((hot.offset, hot.offset + pages(hot.size)) for hot in (*self.by_key.values(), *self.detached))
+        ends = sorted((extent.offset, extent.offset + pages(extent.size)) for extent in self.extents())
         for (_start, end), (start, _end) in itertools.pairwise(ends):
             if start < end:
                 raise ValueError(f"slots overlap at {start}")

@@ -1,5 +1,6 @@
 """Blocks from disk to RAM: the reader threads' side of the cache, and what happens to a damaged one.
 
+Adjacent ones are put together as runs, which a worker imports faster than one by one.
 Works on the state of `cache.py`, under its lock; never holds the lock while a payload is read.
 """
 
@@ -7,19 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..frames import PlanNode
+from .blocks import BLOCK_TOKENS, KEY_BYTES
 from .codec import DamagedError, Decoder
 from .disk import Disk, MissingError
-from .hot import HotNode
-from .tree import Placed, Record
+from .hot import Extent, HotNode
+from .runs import longest_run
+from .tree import BLOCK_BYTES, Placed, Record
 
 if TYPE_CHECKING:
     from .cache import Cache
+
+_LOADED = 4  # blocks of a run that somebody waits for: those before are imported while the next ones are read
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +37,14 @@ class NoRoomYetError(BlockLostError):
     """There will be room when those before it have been taken (`Cache.taken`)."""
 
 
+class Target(NamedTuple):
+    """Where a block is to lie: alone in an extent, or in a run of `parts`."""
+
+    extent: Extent
+    part: int = 0
+    parts: int = 1
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """A match whose nodes are kept until it is released. `plan[i].offset` is -1 for those that `Cache.load` brings.
@@ -42,12 +55,14 @@ class Lease:
 
     plan: list[PlanNode]
     places: list[bytes]  # tree keys
+    namespace: bytes = b""
     held: dict[int, HotNode] = field(default_factory=dict)  # by index
     released: bool = False
     known: int = 0  # leading tokens that are known, whether they can be resumed or not
     window: int = 0  # 0: not streamed
     coming: set[int] = field(default_factory=set)  # indices that are being loaded
     progress: int = 0  # nodes that were taken
+    targets: dict[int, Target] = field(default_factory=dict)  # of those that will come into a run
 
     @property
     def streamed(self) -> bool:
@@ -71,7 +86,7 @@ class Loading:
         self._cache = cache
         self._disk = disk
 
-    def load(self, lease: Lease, index: int, decoder: Decoder) -> int:
+    def load(self, lease: Lease, index: int, decoder: Decoder) -> HotNode:
         """See `Cache.load`."""
         cache = self._cache
         key, size = lease.plan[index].key, lease.plan[index].size
@@ -81,74 +96,114 @@ class Loading:
             if lease.released:
                 raise BlockLostError("released")
             if index in lease.held:
-                return lease.held[index].offset
+                return lease.held[index]
             if lease.streamed and lease.must_wait(index, size):
                 raise NoRoomYetError("those before it are not taken")
             hot = cache.hot.by_key.get(key)
             if hot is not None and hot.size == size:
                 return self._hold(lease, index, hot)
-            offset = self._allocate(lease, size) if self._disk is not None and hot is None else None
-            if offset is None:
+            target = self._target(lease, index, size) if self._disk is not None and hot is None else None
+            if target is None:
                 if lease.streamed and lease.ahead(index):
                     raise NoRoomYetError("those before it fill what room there is")
                 cache.counters.no_room += 1
                 cache.counters.lost += 1
                 raise BlockLostError("no room in the hot tier" if hot is None else "replaced")
-            cache.loading[key] = size
+            cache.loading[key] = target.extent
             lease.coming.add(index)
             removals = cache.removals
-        with self._bring(lease.places[index], key, offset, size, removals, decoder) as (record, reason):
+        with self._bring(lease.places[index], key, target, size, removals, decoder) as (record, reason):
             lease.coming.discard(index)
             if record is None:
                 cache.counters.lost += 1
                 raise BlockLostError(reason)
-            hot = self._publish(lease.places[index], record, offset)
+            hot = self._publish(lease.places[index], record, target)
             if hot is None or lease.released:
                 raise BlockLostError("released" if lease.released else "replaced")
             return self._hold(lease, index, hot)
 
-    def _allocate(self, lease: Lease, size: int) -> int | None:
+    def _target(self, lease: Lease, index: int, size: int) -> Target | None:
+        """Where node `index` is to lie, with one holder more; None if there is no room."""
+        if index not in lease.targets and not lease.streamed:
+            self._begin_run(lease, index)
+        target = lease.targets.pop(index, None)
+        if target is None:
+            extent = self._allocate(lease, size)
+            target = Target(extent) if extent is not None else None
+        return target
+
+    def _begin_run(self, lease: Lease, index: int) -> None:
+        """Room for node `index` and those after it as a run, if that is possible."""
+        cache = self._cache
+        layout = cache.layouts.get(lease.namespace)
+        most = min(_LOADED, longest_run(lease.plan[index].size, cache.arena.allowance))
+        nodes = lease.plan[index : index + most]
+        for number, node in enumerate(nodes):
+            missing = node.key not in cache.hot.by_key and node.key not in cache.loading
+            if layout is None or node.edge or node.count != BLOCK_TOKENS or node.size != layout.size(1) or not missing:
+                del nodes[number:]
+                break
+        if layout is None or len(nodes) < 2:
+            return
+        extent = cache.hot.allocate(layout.size(len(nodes)))
+        if extent is not None:
+            extent.holders = len(nodes)
+            lease.targets.update((index + part, Target(extent, part, len(nodes))) for part in range(len(nodes)))
+
+    def _allocate(self, lease: Lease, size: int) -> Extent | None:
         """As `HotTier.allocate`; for a streamed match what was taken of it goes before it would by its place.
 
         Nodes leave RAM from the ends of paths, and the end of this one is where what comes next belongs.
         """
         cache = self._cache
-        offset = cache.hot.allocate(size)
+        extent = cache.hot.allocate(size)
         taken = lease.progress if lease.streamed else 0
-        while offset is None and taken:
+        while extent is None and taken:
             taken -= 1
             hot = cache.hot.by_key.get(lease.plan[taken].key)
             if hot is not None and hot.warm and not hot.leases and not hot.queued:
                 cache.counters.evicted_hot += 1
                 cache.hot.drop(hot)
-                offset = cache.hot.allocate(size)
-        return offset
+                extent = cache.hot.allocate(size)
+        return extent
 
-    def preload(self, node: Placed, decoder: Decoder) -> bool:
+    def preload(self, nodes: Sequence[Placed], decoder: Decoder) -> int:
         """See `Cache.preload`."""
-        cache, key, size = self._cache, node.record.key, node.record.size
+        cache = self._cache
         with cache.lock:
-            if key in cache.hot.by_key or key in cache.loading:
-                return True
+            known = [n.record.key in cache.hot.by_key or n.record.key in cache.loading for n in nodes]
+            if known[0]:
+                return known.index(False) if False in known else len(known)
+            count = known.index(True) if True in known else len(known)
+            count = min(count, longest_run(nodes[0].record.size, cache.arena.allowance))
+            layout = cache.layouts.get(nodes[0].record.namespace)
+            if layout is None or any(node.record.size != layout.size(1) for node in nodes[:count]):
+                count = 1
+            size = layout.size(count) if layout is not None and count > 1 else nodes[0].record.size
             offset = cache.arena.allocate(size)
             if offset is None:
-                return False
-            cache.loading[key] = size
+                return 0
+            extent = Extent(offset, size, count)
+            cache.loading.update((node.record.key, extent) for node in nodes[:count])
             removals = cache.removals
-        with self._bring(node.tree_key, key, offset, size, removals, decoder) as (record, _reason):
-            return record is not None and self._publish(node.tree_key, record, offset) is not None
+        loaded = 0
+        for part, (place, record) in enumerate(nodes[:count]):
+            target = Target(extent, part, count)
+            with self._bring(place, record.key, target, record.size, removals, decoder) as (found, _reason):
+                loaded += found is not None and self._publish(place, found, target) is not None
+        return count if loaded == count else 0
 
     @contextmanager
     def _bring(
-        self, place: bytes, key: bytes, offset: int, size: int, removals: int, decoder: Decoder
+        self, place: bytes, key: bytes, target: Target, size: int, removals: int, decoder: Decoder
     ) -> Iterator[tuple[Record | None, str]]:
         """Read a block that was noted in `loading` at `removals`; its record, or why not, under the cache's lock.
 
-        Without a record its slot is free again.
+        The load's hold on `target` ends with it.
         """
-        cache = self._cache
-        if self._disk is not None and cache.arena.populate(offset, size):
-            record, reason = self._read(place, cache.arena.view(offset, size), decoder)
+        cache, extent = self._cache, target.extent
+        if self._disk is not None and cache.arena.populate(extent.offset, extent.size):
+            record, reason = self._fill(place, target, size, decoder)
         else:
             record, reason = None, "no memory for it"
         with cache.lock:
@@ -157,9 +212,27 @@ class Loading:
             gone = key in cache.hidden or (removals != cache.removals and not cache.is_stored(place))
             if record is not None and gone:
                 record, reason = None, "removed"
-            if record is None:
-                cache.arena.free(offset, size, cache.clock())
-            yield record, reason
+            try:
+                yield record, reason
+            finally:
+                cache.hot.leave(extent)
+
+    def _fill(self, place: bytes, target: Target, size: int, decoder: Decoder) -> tuple[Record | None, str]:
+        """Read a block to where it is to lie."""
+        cache, extent = self._cache, target.extent
+        memory = cache.arena.view(extent.offset, extent.size)
+        if target.parts == 1:
+            record, reason = self._read(place, memory, decoder)
+            if record is not None and len(place) == KEY_BYTES + BLOCK_BYTES:
+                with cache.lock:
+                    cache.layouts.learn(record.namespace, memory)
+            return record, reason
+        state = decoder.scratch(size)
+        record, reason = self._read(place, state, decoder)
+        layout = cache.layouts.get(record.namespace) if record is not None else None
+        if layout is not None:
+            layout.put(state, memory, target.part, target.parts)
+        return record, reason
 
     def read(self, place: bytes, out: memoryview, decoder: Decoder) -> None:
         """See `Cache.read`."""
@@ -190,24 +263,31 @@ class Loading:
             cache.read_rate.add(size, seconds)
         return record, ""
 
-    def _publish(self, place: bytes, record: Record, offset: int) -> HotNode | None:
+    def _publish(self, place: bytes, record: Record, target: Target) -> HotNode | None:
         cache = self._cache
         hot = cache.hot.by_key.get(record.key)
         if hot is not None:  # computed again and committed meanwhile
-            cache.arena.free(offset, record.size, cache.clock())
             return hot if hot.size == record.size else None
         touch = cache.touched.get(record.key)
         if touch is not None and touch.last_use > record.last_use:
             record.last_use = touch.last_use
             record.hits += touch.hits
-        hot = HotNode(Placed(place, record), offset, warm=True)
+        hot = HotNode(Placed(place, record), target.extent, True, target.part, target.parts)
         cache.hot.insert(hot)
         return hot
 
-    def _hold(self, lease: Lease, index: int, hot: HotNode) -> int:
+    def _hold(self, lease: Lease, index: int, hot: HotNode) -> HotNode:
+        target = lease.targets.pop(index, None)  # somebody else has brought it
+        if target is not None:
+            self._cache.hot.leave(target.extent)
         self._cache.hot.lease(hot)
         lease.held[index] = hot
-        return hot.offset
+        return hot
+
+    def end(self, lease: Lease) -> None:
+        """Give back the room for what has not come yet. With the lock held."""
+        while lease.targets:
+            self._cache.hot.leave(lease.targets.popitem()[1].extent)
 
     def damaged(self, place: bytes, reason: str) -> int:
         """A payload is not what was written: the node and all below it are gone, from now on. Returns how many."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from .blocks import BLOCK_TOKENS
 from .cache import Cache
 from .codec import Decoder
 from .policy import ORDER_BYTES
+from .runs import RUN
 from .tree import Placed
 
 PAUSE = 2.0  # seconds without look-ups before it goes on
@@ -45,14 +47,19 @@ class Preloader:
         cache, decoder, loaded, left = self._cache, Decoder(), 0, self._budget
         lookups = cache.counters.lookups
         try:
-            for node in list(self._wanted()):
+            waiting = list(self._wanted())
+            while waiting:
                 while cache.counters.lookups != lookups and not self._stop.is_set():
                     lookups = cache.counters.lookups
                     self._stop.wait(PAUSE)
-                if self._stop.is_set() or node.record.size > left or not cache.preload(node, decoder):
+                nodes = _adjacent(waiting)
+                size = sum(node.record.size for node in nodes)
+                count = cache.preload(nodes, decoder) if not self._stop.is_set() and size <= left else 0
+                if not count:
                     break
-                loaded += 1
-                left -= node.record.size
+                loaded += count
+                left -= sum(node.record.size for node in nodes[:count])
+                del waiting[:count]
         except Exception as error:
             cache.trouble("loading what was used last", error)
         if loaded:
@@ -74,3 +81,13 @@ class Preloader:
                     yield node
                 if size >= self._budget or len(seen) >= MAX_NODES or self._stop.is_set():
                     return
+
+
+def _adjacent(nodes: Sequence[Placed]) -> list[Placed]:
+    """The first, and the whole blocks that follow it, as far as they can lie in memory as one run."""
+    found = [nodes[0]]
+    for node in nodes[1:RUN]:
+        if node.parent != found[-1].record.key or node.is_edge or node.length != BLOCK_TOKENS:
+            break
+        found.append(node)
+    return found if found[0].length == BLOCK_TOKENS else found[:1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..frames import NewNode
+from .hot import Extent
 
 if TYPE_CHECKING:
     from .cache import Cache, Lease
@@ -16,7 +17,7 @@ class Session:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self.reserved: dict[int, int] = {}  # offset -> bytes
+        self.reserved: dict[int, Extent] = {}  # by offset
         self.leases: set[Lease] = set()
 
     def lookup(self, namespace: bytes, tokens: bytes, *, limit: int, exact: bool = False) -> Lease:
@@ -34,25 +35,25 @@ class Session:
         offsets: list[int] = []
         for size in sizes:
             with cache.lock:
-                offset = cache.hot.allocate(size)
-                if offset is None:
+                extent = cache.hot.allocate(size)
+                if extent is None:
                     cache.counters.no_room += 1
                     break
-                self.reserved[offset] = size
-            if not cache.arena.populate(offset, size):
-                self.abandon([offset])
+                self.reserved[extent.offset] = extent
+            if not cache.arena.populate(extent.offset, size):
+                self.abandon([extent.offset])
                 break
-            offsets.append(offset)
+            offsets.append(extent.offset)
         return offsets
 
     def abandon(self, offsets: Sequence[int]) -> None:
-        """Give reserved slots back unused; unknown ones are ignored."""
+        """Give reserved slots back, as far as no node is in them; unknown ones are ignored."""
         cache = self._cache
         with cache.lock:
             for offset in offsets:
-                size = self.reserved.pop(offset, None)
-                if size is not None:
-                    cache.arena.free(offset, size, cache.clock())
+                extent = self.reserved.pop(offset, None)
+                if extent is not None:
+                    cache.hot.leave(extent)
 
     def commit(self, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
         """Publish filled slots as nodes, parents before children; those that are known or cannot be are dropped.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from .cache import BlockLostError, Cache, Lease
 from .codec import Decoder
 from .disk_file import GoneError
+from .hot import HotNode
 from .loading import NoRoomYetError
 
 _NICE = 5
@@ -36,7 +37,7 @@ class _Job:
 
     lease: Lease
     todo: deque[int]
-    ready: Callable[[int, int], None]  # index, offset
+    ready: Callable[[int, HotNode], None]  # index, node
     lost: Callable[[int, str], None]  # index, reason
 
 
@@ -65,9 +66,9 @@ class Readers:
         for thread in self._threads:
             thread.join()
 
-    def load(self, lease: Lease, ready: Callable[[int, int], None], lost: Callable[[int, str], None]) -> None:
-        """Load what is not ready yet. For each block `ready(index, offset)` is called, from a reader's thread, as soon
-        as it is; after `lost(index, reason)` nothing more of this lookup is loaded."""
+    def load(self, lease: Lease, ready: Callable[[int, HotNode], None], lost: Callable[[int, str], None]) -> None:
+        """Load what is not ready yet. For each block `ready(index, node)` is called, from a reader's thread, as soon as
+        it is; after `lost(index, reason)` nothing more of this lookup is loaded."""
         todo = deque(index for index, node in enumerate(lease.plan) if node.offset < 0)
         if todo:
             with self._changed:
@@ -104,7 +105,7 @@ class Readers:
                 if job.todo:
                     self._jobs.append(job)  # the next one in turn; another reader may take this one's next block
             try:
-                offset = self._cache.load(job.lease, index, decoder)
+                hot = self._cache.load(job.lease, index, decoder)
             except NoRoomYetError:
                 self._park(job, index, seen)
             except BlockLostError as error:
@@ -113,7 +114,7 @@ class Readers:
                 log.exception("loading a block failed")
                 self._lose(job, index, str(error))
             else:
-                job.ready(index, offset)
+                job.ready(index, hot)
 
     def _park(self, job: _Job, index: int, seen: int) -> None:
         """Until more than `seen` blocks were taken."""

@@ -109,14 +109,13 @@ def export(
         file.write(MAGIC)
         _put(file, Header(FORMAT_VERSION, dict(cache.namespaces[namespace]), len(steps)))
         decoder, encoder, total = Decoder(), Encoder(1), 0
-        buffer = bytearray(max((node.size for node in lease.plan if node.offset < 0), default=0))
-        for planned, step in zip(lease.plan, steps, strict=True):
+        for index, (planned, step) in enumerate(zip(lease.plan, steps, strict=True)):
             record = step.node.record
             if planned.offset < 0:  # past RAM, where it would take the place of what is in use
-                state = memoryview(buffer)[: record.size]
+                state = decoder.scratch(record.size)
                 cache.read(step.node.tree_key, state, decoder)
             else:
-                state = cache.arena.view(planned.offset, record.size)
+                state = cache.state(lease.held[index], decoder.scratch)
             _put(
                 file,
                 NodeRecord(

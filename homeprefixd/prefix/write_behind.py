@@ -6,7 +6,7 @@ Works on the state of `cache.py`, under its lock; never holds the lock while the
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .arena import pages
@@ -39,6 +39,7 @@ class WriteBehind:
         """`daily_writes`: bytes that may be written in a day; 0: no bound."""
         self._cache = cache
         self._disk = disk
+        self._scratch = bytearray()
         self._evicting: set[bytes] = set()  # of the cache's hidden nodes, those whose room is needed
         self._retry_at = 0.0
         self._backoff = _BACKOFF[0]
@@ -209,9 +210,7 @@ class WriteBehind:
                 touches = {}
                 self._pinned = self._cache.pins.protected()
                 self._disk.make_room(need, self._may_evict, gone, stale)
-            pending = [
-                Pending(hot.node, self._cache.arena.view(hot.offset, hot.size)) for hot in batch if hot not in refused
-            ]
+            pending = [Pending(hot.node, self._state_of(hot)) for hot in batch if hot not in refused]
             written, orphans, covered = self._disk.store(pending, touches)
         except (DiskFullError, DiskTroubleError) as error:
             failure = error
@@ -250,6 +249,15 @@ class WriteBehind:
                 self._cache.touched = {**touches, **self._cache.touched}
         self._judge(failure)
         return failure is None or isinstance(failure, BudgetError)
+
+    def _state_of(self, hot: HotNode) -> Callable[[], memoryview]:
+        return lambda: self._cache.state(hot, self._room)
+
+    def _room(self, size: int) -> memoryview:
+        """For a block that is taken out of its run: one at a time, so it is used again."""
+        if len(self._scratch) < size:
+            self._scratch = bytearray(size)
+        return memoryview(self._scratch)[:size]
 
     def _judge(self, failure: Exception | None) -> None:
         """Note how the disk does, and when to try again."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from homeprefixd.frames import NewNode, PlanNode, Recalled, Remember, Traced
 from homeprefixd.prefix.blocks import block_key, common_tokens, namespace_of
 from homeprefixd.prefix.replies import Replies
+from homeprefixd.prefix.runs import layout_of
 
 
 @dataclass
@@ -28,10 +29,19 @@ class MemorySlot:
     view: memoryview
 
 
+@dataclass
+class MemoryRun:
+    offset: int
+    part: int
+    parts: int
+    view: memoryview
+
+
 class MemoryLookup:
     def __init__(self, store: MemoryStore, plan: tuple[PlanNode, ...]) -> None:
         self._store, self._plan = store, plan
         self.warm_rate = 0.0
+        self.known = sum(node.use for node in plan)
         self.released = False
         store.leases += 1
 
@@ -43,6 +53,11 @@ class MemoryLookup:
         if self.state(index) != "ready":
             return None
         return self._store.change(index, self._store.payloads[self._plan[index].key])
+
+    def run(self, index: int) -> MemoryRun | None:
+        if self.state(index) != "ready" or self._store.change is not _as_it_is:
+            return None
+        return self._store.runs.get(self._plan[index].key)
 
     def state(self, index: int) -> Literal["pending", "ready", "lost"]:
         if self._store.lost_from is not None and index >= self._store.lost_from:
@@ -58,17 +73,23 @@ class MemoryLookup:
             self._store.leases -= 1
 
 
+def _as_it_is(index: int, view: memoryview) -> memoryview:
+    return view
+
+
 class MemoryStore:
     def __init__(self) -> None:
         self.connected = True
+        self.room = 1 << 30
         self.silent = False  # no plan ever comes
         self.full = False  # no slot is given
         self.lost_from: int | None = None
         self.ready_up_to = 10**9
-        self.change: Callable[[int, memoryview], memoryview] = lambda index, view: view
+        self.change: Callable[[int, memoryview], memoryview] = _as_it_is  # of single blocks: no runs are told of then
         self.nodes: dict[bytes, NewNode] = {}
         self.children: dict[bytes, list[bytes]] = {}
         self.payloads: dict[bytes, memoryview] = {}
+        self.runs: dict[bytes, MemoryRun] = {}  # where nodes lie that were saved as one state
         self.hashes: dict[tuple[int, int, int, int], str] = {}
         self.namespaces: dict[bytes, dict[str, Any]] = {}
         self.replies = Replies()
@@ -134,9 +155,10 @@ class MemoryStore:
 
     def commit(self, namespace: bytes, nodes: list[NewNode], owner: str = "") -> None:
         with self._lock:
+            slots = {offset: self._slots.pop(offset) for offset in {node.offset for node in nodes}}
             for node in nodes:
                 key = block_key(node.parent, node.tokens)
-                slot = self._slots.pop(node.offset)
+                slot = slots[node.offset]
                 if node.parent != namespace and node.parent not in self.nodes:
                     self.orphans += 1
                     continue
@@ -146,7 +168,15 @@ class MemoryStore:
                     continue
                 self.nodes[key] = node
                 self.owners[key] = owner
-                self.payloads[key] = slot.view[: node.size].toreadonly()
+                self.runs.pop(key, None)
+                if node.parts == 1:
+                    self.payloads[key] = slot.view[: node.size].toreadonly()
+                    continue
+                layout = layout_of(slot.view, 64, node.parts)
+                assert layout is not None
+                self.payloads[key] = memoryview(bytearray(node.size))
+                layout.take(slot.view, node.part, 1, node.parts, self.payloads[key])
+                self.runs[key] = MemoryRun(node.offset, node.part, node.parts, slot.view.toreadonly())
 
     def abandon(self, slots: Sequence[Any]) -> None:
         self.abandoned += len(slots)
@@ -188,3 +218,4 @@ class MemoryStore:
             self.nodes.clear()
             self.children.clear()
             self.payloads.clear()
+            self.runs.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +11,11 @@ import pytest
 from homeprefixd.engine.bindings import Model
 from homeprefixd.engine.context import Batch, Context, ContextSettings
 from homeprefixd.engine.edges import EdgeSlicer
-from homeprefixd.engine.joining import Joiner, JoinError, joiner_of
 from homeprefixd.engine.llama_log import LlamaLog
 from homeprefixd.engine.proving import make_slicer
 from homeprefixd.engine.slices import BlockSize, SliceError, Slicer
 from homeprefixd.engine.whole import WholeSlicer
+from homeprefixd.prefix.runs import Layout, layout_of
 
 SCRATCH = 2
 Tokens = np.ndarray
@@ -79,36 +78,45 @@ def test_restored_blocks_give_the_same_bits(bench: Bench) -> None:
         assert bytes(bench.export(0, block * 64, block * 64 + 64)) == bytes(bench.blocks[block])
 
 
-def test_joined_blocks_are_what_llama_cpp_writes_for_all(bench: Bench) -> None:
-    joiner = bench.slicer.joiner
-    assert (joiner is None) == bench.context.flash_attention  # V lies as K does: joining would gain nothing
-    if joiner is None:
+def test_a_run_is_what_llama_cpp_writes_for_all(bench: Bench) -> None:
+    layout = bench.slicer.layout
+    assert (layout is None) == bench.context.flash_attention  # V lies as K does: a run would gain nothing
+    if layout is None:
         return
     for block in range(5):
         bench.take(block)
     whole = bench.export(0, 0, 192)
     bench.context.clear()
-    out = np.full(joiner.size(256), 255, np.uint8)
-    assert joiner.join(bench.blocks[:3], [64] * 3, 0, out) == len(whole)
-    assert bytes(out[: len(whole)]) == bytes(whole)
+    made = memoryview(bytearray(layout.size(3)))
+    for part in range(3):
+        layout.put(bench.blocks[part], made, part, 3)
+    assert made == whole
     bench.take(0)
-    size = joiner.join(bench.blocks[1:5], [64] * 4, 64, out)
-    bench.slicer.import_block(0, 64, 256, 256, out[:size].data)
+    run = memoryview(bytearray(layout.size(4)))
+    for part in range(4):
+        layout.put(bench.blocks[1 + part], run, part, 4)
+    assert layout.is_in_order(run, 4, 64)
+    bench.slicer.import_block(0, 64, 256, 256, run)
     bench.decode(320, 330)
     assert bench.context.logits(-1).tobytes() == bench.cold.tobytes()
+    for part in range(4):
+        single = memoryview(bytearray(layout.size(1)))
+        layout.take(run, part, 1, 4, single)
+        assert single == bench.blocks[1 + part]
 
 
 @pytest.mark.parametrize("bench", ["demo", "llama"], indirect=True)  # without flash attention
-def test_blocks_in_scattered_cells_are_joined_too(bench: Bench) -> None:
+def test_blocks_in_scattered_cells_can_lie_in_a_run_too(bench: Bench) -> None:
     """Computed while another leaves, the rest of a block lies before its beginning: not in the order of positions."""
-    joiner, context = bench.slicer.joiner, bench.context
-    assert joiner is not None
+    layout, context = bench.slicer.layout, bench.context
+    assert layout is not None
     bench.decode(0, 100, seq=1)
     bench.decode(0, 32)
     context.remove(1)
     bench.decode(32, 64)
     bench.decode(64, 128)
     blocks = [bench.export(0, 0, 64), bench.export(0, 64, 128)]
+    assert not layout.is_in_order(bench.export(0, 0, 128), 2, 0)  # so it cannot be saved as one
     positions = np.ndarray(64, np.int32, np.frombuffer(blocks[0], np.uint8), 16, (12,))
     assert sorted(positions) == list(range(64))
     assert list(positions) != list(range(64))
@@ -116,9 +124,11 @@ def test_blocks_in_scattered_cells_are_joined_too(bench: Bench) -> None:
     for joined in (False, True):
         context.clear()
         if joined:
-            out = np.zeros(joiner.size(128), np.uint8)
-            joiner.join(blocks, [64, 64], 0, out)
-            bench.slicer.import_block(0, 0, 128, 128, out.data)
+            run = memoryview(bytearray(layout.size(2)))
+            for part, block in enumerate(blocks):
+                layout.put(block, run, part, 2)
+            assert layout.is_in_order(run, 2, 0)
+            bench.slicer.import_block(0, 0, 128, 128, run)
         else:
             for index, block in enumerate(blocks):
                 bench.slicer.import_block(0, index * 64, 64, 64, block)
@@ -132,45 +142,31 @@ def test_blocks_in_scattered_cells_are_joined_too(bench: Bench) -> None:
     assert np.abs(logits[1] - cold).max() / np.abs(cold).max() < 0.08  # other cells, other rounding
 
 
-@pytest.mark.parametrize("bench", ["demo", "llama"], indirect=True)  # without flash attention
-def test_only_blocks_that_fit_each_other_are_joined(bench: Bench) -> None:
-    joiner = bench.slicer.joiner
-    assert joiner is not None
-    out, blocks = np.zeros(joiner.size(128), np.uint8), bench.blocks
-    for chosen in ([0, 2], [1, 0], [0, 0], [1, 2]):
-        with pytest.raises(JoinError, match="positions"):
-            joiner.join([blocks[i] for i in chosen], [64, 64], 0, out)
-    for wrong, counts in (([blocks[0], blocks[1][:-1]], [64, 64]), (blocks[:2], [64, 63]), (blocks[:3], [64] * 3)):
-        with pytest.raises(JoinError, match="bytes"):
-            joiner.join(wrong, counts, 0, out)
-
-
-def test_states_of_another_layout_are_not_joined(bench: Bench) -> None:
+def test_states_of_another_layout_are_not_put_together(bench: Bench) -> None:
     state = bench.blocks[0]
-    found = joiner_of(state, 64)
+    found = layout_of(state, 64)
     assert (found is None) == bench.context.flash_attention
     changes = [(8, 2), (12, 63), (16 + 64 * 12, 0), (16 + 64 * 12 + 4, 0), (16 + 64 * 12 + 4, 5000)]
     changes += [(16 + 64 * 12 + 4, 2), (16 + 64 * 12 + 12, 1 << 30)]
     for at, value in changes:
         other = bytearray(state)
         other[at : at + 4] = value.to_bytes(4, "little")
-        assert joiner_of(memoryview(other), 64) is None, (at, value)
-    assert joiner_of(state[:-1], 64) is None
-    assert joiner_of(state[:20], 64) is None
+        assert layout_of(memoryview(other), 64) is None, (at, value)
+    assert layout_of(state[:-1], 64) is None
+    assert layout_of(state[:20], 64) is None
 
 
-def test_a_joiner_that_is_wrong_is_not_used(fresh: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Joiner.join
+def test_a_layout_that_is_wrong_is_not_used(fresh: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Layout.put
 
-    def spoiled(self: Joiner, blocks: Any, counts: Any, start: int, out: Any) -> int:
-        size = original(self, blocks, counts, start, out)
-        out[size - 1] ^= 1
-        return size
+    def spoiled(self: Layout, state: memoryview, run: memoryview, part: int, parts: int) -> None:
+        original(self, state, run, part, parts)
+        run[-1] ^= 1
 
-    monkeypatch.setattr(Joiner, "join", spoiled)
+    monkeypatch.setattr(Layout, "put", spoiled)
     made, reason = make_slicer(fresh, SCRATCH)
     assert isinstance(made, Slicer), reason
-    assert made.joiner is None
+    assert made.layout is None
 
 
 def test_a_cut_block_goes_on_from_its_cut(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -103,6 +104,7 @@ class FakeModel:
 
     is_recurrent = is_hybrid = False
     n_swa = 0
+    path = Path(__file__)  # a file without long-rope factors
 
     def meta(self, _key: str) -> str | None:
         return None

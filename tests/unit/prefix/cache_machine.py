@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from prefix_testing import MIB, House, payload_of
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from prefix_testing import MIB, SHAPED, House, payload_of
 
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
 from homeprefixd.prefix.cache import BlockLostError, Lease
@@ -70,9 +70,14 @@ class Machine(RuleBasedStateMachine):
         ]
         return at + max(common, default=0)
 
+    @initialize(runs=st.booleans())
+    def choose(self, runs: bool) -> None:
+        """Whether whole blocks have states that can lie in runs: for a model they all have, or none."""
+        self.runs = runs
+
     @rule(tokens=prompts, size=_sizes, owner=st.sampled_from(["", "guest"]))
     def save(self, tokens: list[int], size: int, owner: str) -> None:
-        keys = self.house.save(tokens, size, owner=owner)
+        keys = self.house.save(tokens, SHAPED if self.runs else size, owner=owner)
         parent: bytes = self.house.namespace
         for number, key in enumerate(keys):
             part = tuple(tokens[number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS])
@@ -107,12 +112,12 @@ class Machine(RuleBasedStateMachine):
         states: list[bytes] = []
         for index, node in enumerate(lease.plan):
             try:
-                offset = node.offset if node.offset >= 0 else self.house.cache.load(lease, index, self.house.decoder)
+                found = self.house.block(lease, index)
             except BlockLostError:
                 assert not self.ample
                 break
             state = payload_of(node.key, node.size)[: node.size]
-            assert bytes(self.house.cache.arena.view(offset, node.size)) == state
+            assert found == state
             states.append(state)
         self.leases.append((lease, states))
 
@@ -122,8 +127,7 @@ class Machine(RuleBasedStateMachine):
         """Leased slots have not changed until now."""
         for lease, states in self.leases:
             for index, state in enumerate(states):
-                hot = lease.held[index]
-                assert bytes(self.house.cache.arena.view(hot.offset, hot.size)) == state
+                assert self.house.state(lease.held[index]) == state
             self.house.session.release(lease)
         self.leases.clear()
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from homeprefixd import frames
 from homeprefixd.channel import Channel
@@ -21,7 +24,10 @@ from homeprefixd.prefix.cache import Cache
 from homeprefixd.prefix.client import StoreClient
 from homeprefixd.prefix.codec import Decoder
 from homeprefixd.prefix.disk import Disk
+from homeprefixd.prefix.hot import HotNode
+from homeprefixd.prefix.loading import Lease
 from homeprefixd.prefix.policy import Worth
+from homeprefixd.prefix.runs import RUN, Layout, layout_of
 from homeprefixd.prefix.session import Session
 
 DESCRIPTION = {"model_sha256": "ab" * 32, "kv_type": "f16"}
@@ -32,9 +38,30 @@ class WrongStateError(AssertionError):
     """A block holds something else than what was saved under its key."""
 
 
+def _made_of(body: bytes, cells: int) -> bytes:
+    """A state as llama.cpp lays it out without flash attention: 2 layers, K of 16 bytes a token, V of 8 rows."""
+
+    def some(count: int) -> bytes:
+        nonlocal body
+        taken, body = body[:count], body[count:]
+        return taken
+
+    state = struct.pack("<IiII", 7, -1, 1, cells) + some(12 * cells) + struct.pack("<II", 1, 2)
+    state += b"".join(struct.pack("<iQ", 1, 16) + some(16 * cells) for _ in range(2))
+    return state + b"".join(struct.pack("<iII", 1, 2, 8) + some(16 * cells) for _ in range(2))
+
+
+_shape = layout_of(memoryview(_made_of(bytes(1 << 20), BLOCK_TOKENS)), BLOCK_TOKENS)
+assert _shape is not None
+SHAPE: Layout = _shape
+SHAPED = SHAPE.size(1)
+"""Bytes of a whole block's state that can lie in a run."""
+
+
 def payload_of(key: bytes, size: int) -> bytes:
     """The state that a node is given in tests: its own, and half of it compresses."""
-    return (key + bytes(len(key))) * (size // (2 * len(key)) + 1)
+    body = (key + bytes(len(key))) * (size // (2 * len(key)) + 1)
+    return _made_of(body, BLOCK_TOKENS) if size == SHAPED else body
 
 
 class House:
@@ -107,23 +134,45 @@ class House:
         skip: int = 0,
         owner: str = "",
     ) -> list[bytes]:
-        """Commit all blocks of a prompt but the first `skip`, tail included; returns their keys."""
+        """Commit all blocks of a prompt but the first `skip`, tail included; returns their keys.
+
+        Those of `SHAPED` bytes lie in runs.
+        """
         keys: list[bytes] = []
         nodes: list[NewNode] = []
         parent: bytes = self.namespace
-        for start in range(0, len(tokens), BLOCK_TOKENS):
-            part = to_le(tokens[start : start + BLOCK_TOKENS])
-            key = block_key(parent, part)
-            if start >= skip * BLOCK_TOKENS:
-                offsets = self.session.reserve([size])
-                if not offsets:
-                    break
-                self.cache.arena.view(offsets[0], size)[:] = payload_of(mark + key, size)[:size]
-                nodes.append(NewNode(parent, part, start, offsets[0], size, grid, 0.2, "prompt", f"from {start}"))
+        whole, run, part = len(tokens) // BLOCK_TOKENS, (0, 1), 0  # offset and parts
+        for number, start in enumerate(range(0, len(tokens), BLOCK_TOKENS)):
+            own = to_le(tokens[start : start + BLOCK_TOKENS])
+            key = block_key(parent, own)
+            if number >= skip:
+                if part == 0:
+                    parts = min(RUN, whole - number) if size == SHAPED and number < whole else 1
+                    room = SHAPE.size(parts) if parts > 1 else size
+                    offsets = self.session.reserve([room])
+                    if not offsets:
+                        break
+                    run = offsets[0], parts
+                offset, parts = run
+                state = memoryview(payload_of(mark + key, size))[:size]
+                if parts > 1:
+                    SHAPE.put(state, self.cache.arena.view(offset, SHAPE.size(parts)), part, parts)
+                else:
+                    self.cache.arena.view(offset, size)[:] = state
+                new = NewNode(parent, own, start, offset, size, grid, 0.2, "prompt", f"from {start}")
+                nodes.append(msgspec.structs.replace(new, part=part, parts=parts))
+                part = (part + 1) % parts
             keys.append(key)
             parent = key
         self.session.commit(self.namespace, nodes, owner)
         return keys
+
+    def block(self, lease: Lease, index: int) -> bytes:
+        """The state of a node of a match. Raises BlockLostError."""
+        return self.state(lease.held[index] if index in lease.held else self.cache.load(lease, index, self.decoder))
+
+    def state(self, hot: HotNode) -> bytes:
+        return bytes(self.cache.state(hot, self.decoder.scratch))
 
     def known(self, tokens: Sequence[int], *, limit: int = 1 << 30, exact: bool = False) -> int:
         """How many tokens of a prompt are known, by a dry run."""
@@ -136,8 +185,7 @@ class House:
         try:
             found = []
             for index, node in enumerate(lease.plan):
-                offset = node.offset if node.offset >= 0 else self.cache.load(lease, index, self.decoder)
-                found.append((node.tier, bytes(self.cache.arena.view(offset, node.size))))
+                found.append((node.tier, self.block(lease, index)))
             return found
         finally:
             self.session.release(lease)

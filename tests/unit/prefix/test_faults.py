@@ -37,10 +37,10 @@ def restored(house: House, tokens: list[int]) -> int:
     try:
         for index, node in enumerate(lease.plan):
             try:
-                offset = node.offset if node.offset >= 0 else house.cache.load(lease, index, house.decoder)
+                state = house.block(lease, index)
             except BlockLostError:
                 return index
-            assert bytes(house.cache.arena.view(offset, node.size)) == payload_of(node.key, node.size)[: node.size]
+            assert state == payload_of(node.key, node.size)[: node.size]
         return len(lease.plan)
     finally:
         house.session.release(lease)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -92,8 +92,8 @@ def test_it_pauses_while_somebody_asks(house: House, monkeypatch: pytest.MonkeyP
     asked = threading.Event()
     loaded = threading.Event()
 
-    def load(self: Loading, node: Placed, decoder: Decoder) -> bool:
-        done = original(self, node, decoder)
+    def load(self: Loading, nodes: Sequence[Placed], decoder: Decoder) -> int:
+        done = original(self, nodes, decoder)
         if not asked.is_set():
             house.restore(NEW[:BLOCK_TOKENS])
             asked.set()

@@ -51,7 +51,7 @@ def warm_table(nodes: Mapping[bytes, Record], directory: Path) -> Iterator[NodeT
         disk = Disk(Path(own), limit=64 << 20, level=0, policy=Worth())
         disk.put_namespace(ROOT, {})
         by_depth = sorted(nodes.items(), key=lambda item: item[1].start)
-        disk.store([Pending(Placed(key, node), memoryview(b"0123456789")) for key, node in by_depth], {})
+        disk.store([Pending(Placed(key, node), lambda: memoryview(b"0123456789")) for key, node in by_depth], {})
         with disk.table() as table:
             yield table
         disk.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homeprefixd.prefix.blocks import BlockKey, block_key, namespace_of, swap, to_le
-from homeprefixd.prefix.hot import HotNode
+from homeprefixd.prefix.hot import Extent, HotNode
 from homeprefixd.prefix.tree import Placed, Record
 from homeprefixd.prefix.write_queue import PATIENCE, QUIET, WriteQueue
 
@@ -13,7 +13,7 @@ ROOT = namespace_of({})
 def node(number: int, tokens: int = 64, size: int = 100) -> HotNode:
     data = to_le(range(number, number + tokens))
     record = Record(BlockKey(block_key(ROOT, data)), ROOT, 0, size, 0, True, "prompt", 0.1, 0.0, 0.0, 0, "")
-    return HotNode(Placed(ROOT + swap(data), record), 0, warm=False)
+    return HotNode(Placed(ROOT + swap(data), record), Extent(0, 1), warm=False)
 
 
 def test_blocks_wait_until_no_others_come() -> None:

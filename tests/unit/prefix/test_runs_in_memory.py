@@ -1,0 +1,149 @@
+"""Runs in the hot tier: saved, written, evicted, loaded and preloaded as parts; each block is what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from prefix_testing import MIB, SHAPE, SHAPED, House, payload_of
+
+from homeprefixd.frames import NewNode
+from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
+from homeprefixd.prefix.hot import HotNode
+from homeprefixd.prefix.loading import BlockLostError
+from homeprefixd.prefix.runs import RUN, longest_run
+
+BLOCKS = 20
+PROMPT = list(range(BLOCKS * BLOCK_TOKENS))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path / "cache")
+
+
+def hot_nodes(house: House, keys: list[bytes]) -> list[HotNode]:
+    return [house.cache.hot.by_key[key] for key in keys]
+
+
+def expected(keys: list[bytes], tier: str) -> list[tuple[str, bytes]]:
+    return [(tier, payload_of(key, SHAPED)) for key in keys]
+
+
+def test_blocks_of_a_run_are_written_and_read_by_themselves(house: House) -> None:
+    keys = house.save(PROMPT, SHAPED)
+    nodes = hot_nodes(house, keys)
+    assert [(node.part, node.parts) for node in nodes] == [(i % RUN, RUN if i < RUN else 4) for i in range(BLOCKS)]
+    assert len({node.extent for node in nodes}) == 2
+    assert house.restore(PROMPT) == expected(keys, "hot")
+    house.cache.check_integrity()
+    house.cache.write(everything=True)
+    house.reopen()
+    assert house.restore(PROMPT) == expected(keys, "warm")
+    house.cache.check_integrity()
+
+
+def test_what_is_read_from_disk_lies_in_runs_but_for_the_first(house: House) -> None:
+    keys = house.save(PROMPT, SHAPED)
+    house.reopen()
+    house.restore(PROMPT)
+    nodes = hot_nodes(house, keys)
+    assert [(node.part, node.parts) for node in nodes[:6]] == [(0, 1), (0, 4), (1, 4), (2, 4), (3, 4), (0, 4)]
+    assert [(node.part, node.parts) for node in nodes[-3:]] == [(0, 3), (1, 3), (2, 3)]  # the rest
+
+
+def test_a_released_match_gives_back_the_room_for_what_had_not_come(house: House) -> None:
+    house.save(PROMPT, SHAPED)
+    house.reopen()
+    lease = house.session.lookup(house.namespace, to_le(PROMPT), limit=len(PROMPT))
+    for index in (0, 1):
+        house.block(lease, index)
+    house.cache.check_integrity()  # room for three more is held
+    held = house.cache.arena.used
+    house.session.release(lease)
+    house.cache.check_integrity()
+    assert house.cache.arena.used == held  # the run stays with its one node
+    [node] = [hot for hot in house.cache.hot.by_key.values() if hot.parts > 1]
+    assert (node.part, node.extent.holders) == (0, 1)
+    house.cache.forget_hot(node)
+    assert house.cache.arena.used < held - 3 * SHAPED
+    with pytest.raises(BlockLostError):
+        house.block(lease, 2)
+
+
+def test_two_matches_of_the_same_blocks_share_what_one_has_brought(house: House) -> None:
+    keys = house.save(PROMPT, SHAPED)
+    house.reopen()
+    leases = [house.session.lookup(house.namespace, to_le(PROMPT), limit=len(PROMPT)) for _ in range(2)]
+    for index in range(BLOCKS):
+        for lease in (leases[index % 2], leases[1 - index % 2]):  # each begins runs where the other goes on
+            assert house.block(lease, index) == payload_of(keys[index], SHAPED)
+    house.cache.check_integrity()
+    for lease in leases:
+        house.session.release(lease)
+    house.cache.check_integrity()
+
+
+def test_a_run_leaves_memory_with_its_last_block(house: House) -> None:
+    keys = house.save(PROMPT[: 4 * BLOCK_TOKENS], SHAPED)
+    house.cache.write(everything=True)
+    used = house.cache.arena.used
+    for key in reversed(keys[1:]):
+        house.cache.forget_hot(house.cache.hot.by_key[key])
+        assert house.cache.arena.used == used
+        house.cache.check_integrity()
+    assert house.restore(PROMPT[:BLOCK_TOKENS]) == expected(keys[:1], "hot")
+    house.cache.forget_hot(house.cache.hot.by_key[keys[0]])
+    assert house.cache.arena.used == 0
+
+
+def test_room_is_made_run_by_run(tmp_path: Path) -> None:
+    house = House(tmp_path / "cache", hot=1 * MIB)
+    room = longest_run(SHAPED, 1 * MIB)
+    for number in range(30):
+        prompt = [1000 * number + i for i in range(room * BLOCK_TOKENS)]
+        keys = house.save(prompt, SHAPED)
+        assert len(keys) == room
+        house.cache.write(everything=True)
+        house.cache.check_integrity()
+    assert house.cache.arena.used <= 1 * MIB
+    assert house.restore(prompt) == expected(keys, "hot")
+
+
+Wrong = Callable[[NewNode], NewNode]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda node: msgspec.structs.replace(node, part=4),
+        lambda node: msgspec.structs.replace(node, part=-1),
+        lambda node: msgspec.structs.replace(node, parts=3),
+        lambda node: msgspec.structs.replace(node, parts=RUN + 1),
+        lambda node: msgspec.structs.replace(node, size=SHAPED - 4),
+        lambda node: msgspec.structs.replace(node, tokens=node.tokens[:-4]),
+    ],
+    ids=["part", "negative part", "fewer parts", "too many parts", "size", "a tail"],
+)
+def test_what_is_no_part_of_a_run_is_refused(house: House, wrong: Wrong) -> None:
+    size = SHAPE.size(4)
+    [offset] = house.session.reserve([size])
+    tokens = to_le(PROMPT[:BLOCK_TOKENS])
+    state = memoryview(payload_of(block_key(house.namespace, tokens), SHAPED))
+    for part in range(4):
+        SHAPE.put(state, house.cache.arena.view(offset, size), part, 4)
+    node = NewNode(house.namespace, tokens, 0, offset, SHAPED, True, 0.2, "prompt", "", part=0, parts=4)
+    house.session.commit(house.namespace, [wrong(node)])
+    assert house.cache.counters.refused_nodes == 1
+    assert house.cache.arena.used == 0
+    house.cache.check_integrity()
+
+
+def test_a_run_takes_no_large_part_of_memory() -> None:
+    assert longest_run(1 << 20, 1 << 30) == RUN
+    assert longest_run(8 << 20, 1 << 30) == 6
+    assert longest_run(1 << 20, 64 << 20) == 4
+    assert longest_run(64 << 20, 1 << 30) == 1
+    assert longest_run(1 << 20, 0) == 1
