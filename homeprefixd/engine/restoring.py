@@ -147,8 +147,6 @@ class Restorer:
             if nodes[-1].use < BLOCK_TOKENS or not self._may_use(node):
                 break
             other = lookup.run(index + len(nodes))
-            if other is None and self._may_come(sequence, index + len(nodes)):
-                return None
             if other is None or (other.offset, other.part) != (run.offset, run.part + len(nodes)):
                 break
             self._check(sequence, node)
@@ -164,12 +162,6 @@ class Restorer:
         except ValueError as error:
             raise SliceError(str(error)) from error
         return nodes, state
-
-    def _may_come(self, sequence: Sequence, index: int) -> bool:
-        """Whether a node is still on its way, and worth waiting for, as those before it lie in the same run."""
-        lookup = sequence.lookup
-        waited = time.perf_counter() - sequence.stalled_since
-        return lookup is not None and lookup.state(index) not in ("ready", "lost") and waited < BLOCK_PATIENCE / 2
 
     def _may_use(self, node: PlanNode) -> bool:
         return not self.exact or (node.grid and node.use == node.count == BLOCK_TOKENS)

@@ -197,7 +197,7 @@ class Cache:
         wanted = TokensBE(swap(tokens[: max(0, limit) * 4]))
         state = self._state()
         found = self._match_unlocked(namespace, wanted, limit, exact) if self.disk is not None else None
-        lease = Lease([], [], namespace)
+        lease = Lease([], [])
         now = self.wall()
         with self.lock:
             if found is None or state != self._state():  # what was read meanwhile is in the page cache now
@@ -340,7 +340,6 @@ class Cache:
             for hot in lease.held.values():
                 self.hot.release(hot)
             lease.held.clear()
-            self._loading.end(lease)
             self.loaded.notify_all()
 
     def file_hash(self, identity: bytes) -> str:
@@ -547,12 +546,6 @@ class Cache:
             holders = Counter(self.hot.extents())
             holders.update(extent for session in self.sessions for extent in session.reserved.values())
             holders.update(self.loading.values())
-            holders.update(
-                target.extent
-                for session in self.sessions
-                for lease in session.leases
-                for target in lease.targets.values()
-            )
             if sum(pages(extent.size) for extent in holders) != self.arena.used:
                 raise ValueError(f"{self.arena.used} bytes of slots are in use, not by nodes, writers or loads")
             for extent, count in holders.items():

@@ -1,4 +1,4 @@
-"""Runs in the hot tier: saved, written, evicted, loaded and preloaded as parts; each block is what was saved."""
+"""Runs in the hot tier: saved, written, evicted and loaded ahead as parts; each block is what was saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefix_testing import MIB, SHAPE, SHAPED, House, payload_of
 from homeprefixd.frames import NewNode
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
 from homeprefixd.prefix.hot import HotNode
-from homeprefixd.prefix.loading import BlockLostError
+from homeprefixd.prefix.preloading import Preloader
 from homeprefixd.prefix.runs import RUN, longest_run
 
 BLOCKS = 20
@@ -45,44 +45,27 @@ def test_blocks_of_a_run_are_written_and_read_by_themselves(house: House) -> Non
     house.cache.check_integrity()
 
 
-def test_what_is_read_from_disk_lies_in_runs_but_for_the_first(house: House) -> None:
+def test_what_is_loaded_ahead_lies_in_runs_but_for_the_first(house: House) -> None:
     keys = house.save(PROMPT, SHAPED)
     house.reopen()
-    house.restore(PROMPT)
+    loader = Preloader(house.cache, 4 * MIB)
+    loader.start()
+    loader._thread.join(10)
     nodes = hot_nodes(house, keys)
-    assert [(node.part, node.parts) for node in nodes[:6]] == [(0, 1), (0, 4), (1, 4), (2, 4), (3, 4), (0, 4)]
-    assert [(node.part, node.parts) for node in nodes[-3:]] == [(0, 3), (1, 3), (2, 3)]  # the rest
-
-
-def test_a_released_match_gives_back_the_room_for_what_had_not_come(house: House) -> None:
-    house.save(PROMPT, SHAPED)
-    house.reopen()
-    lease = house.session.lookup(house.namespace, to_le(PROMPT), limit=len(PROMPT))
-    for index in (0, 1):
-        house.block(lease, index)
-    house.cache.check_integrity()  # room for three more is held
-    held = house.cache.arena.used
-    house.session.release(lease)
+    assert [(node.part, node.parts) for node in nodes] == [
+        (0, 1),  # from which the layout is read
+        *((part, RUN) for part in range(RUN)),
+        *((part, BLOCKS - RUN - 1) for part in range(BLOCKS - RUN - 1)),
+    ]
     house.cache.check_integrity()
-    assert house.cache.arena.used == held  # the run stays with its one node
-    [node] = [hot for hot in house.cache.hot.by_key.values() if hot.parts > 1]
-    assert (node.part, node.extent.holders) == (0, 1)
-    house.cache.forget_hot(node)
-    assert house.cache.arena.used < held - 3 * SHAPED
-    with pytest.raises(BlockLostError):
-        house.block(lease, 2)
+    assert house.restore(PROMPT) == expected(keys, "hot")
 
 
-def test_two_matches_of_the_same_blocks_share_what_one_has_brought(house: House) -> None:
+def test_what_a_request_waits_for_lies_alone(house: House) -> None:
     keys = house.save(PROMPT, SHAPED)
     house.reopen()
-    leases = [house.session.lookup(house.namespace, to_le(PROMPT), limit=len(PROMPT)) for _ in range(2)]
-    for index in range(BLOCKS):
-        for lease in (leases[index % 2], leases[1 - index % 2]):  # each begins runs where the other goes on
-            assert house.block(lease, index) == payload_of(keys[index], SHAPED)
-    house.cache.check_integrity()
-    for lease in leases:
-        house.session.release(lease)
+    assert house.restore(PROMPT) == expected(keys, "warm")
+    assert {node.parts for node in hot_nodes(house, keys)} == {1}
     house.cache.check_integrity()
 
 
