@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ..frames import GateDecision, PlanNode
 from ..prefix.blocks import BLOCK_TOKENS
+from ..prefix.scratch import Scratch
 from .gate import Gate
 from .namespaces import Namespaces
 from .sequence import Sequence
@@ -43,8 +44,7 @@ class Restorer:
         self._store, self._slicer, self._namespaces = store, slicer, namespaces
         self.exact, self._counters = exact, counters
         self.gate = Gate(counters)
-        # for a part of a run; filled, so that the first request after a restart does not wait for memory
-        self._scratch = bytearray(slicer.layout.size(_TAKEN)) if slicer.layout is not None else bytearray()
+        self._scratch = Scratch()  # for a part of a run
 
     @property
     def connected(self) -> bool:
@@ -128,7 +128,7 @@ class Restorer:
             if found is None:
                 return self._is_over(sequence)
             nodes, state = found
-            count, use = (sum(getattr(node, what) for node in nodes) for what in ("count", "use"))
+            count, use = sum(node.count for node in nodes), sum(node.use for node in nodes)
             self._slicer.import_block(sequence.seq_id, nodes[0].start, count, use, state)
             self._account(sequence, len(nodes))
         return True
@@ -156,7 +156,7 @@ class Restorer:
                 raise SliceError("a run whose parts are not at their places")
             return nodes, run.view
         del nodes[_TAKEN:]
-        state = memoryview(self._scratch)[: layout.size(len(nodes))]
+        state = self._scratch(layout.size(len(nodes)))
         try:
             layout.take(run.view, run.part, len(nodes), run.parts, state)
         except ValueError as error:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 
+from .scratch import Scratch
+
 RAW = 0
 PLANES = 1
 
@@ -122,13 +124,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._decompressor = zstandard.ZstdDecompressor()
-        self._scratch = bytearray()
-
-    def scratch(self, size: int) -> memoryview:
-        """Room for a block that is to go elsewhere, until it is asked for again."""
-        if len(self._scratch) < size:
-            self._scratch = bytearray(size)
-        return memoryview(self._scratch)[:size]
+        self.scratch = Scratch()
 
     def decode(self, key: bytes, number: int, record: memoryview, out: memoryview) -> None:
         """Check the record of piece `number` of node `key` and write its raw bytes to `out`, exactly.

@@ -1,8 +1,8 @@
 """Runs: states of adjacent blocks that lie in memory as one, as llama.cpp would write it for all of them.
 
 Without flash attention V has a row for each dimension with all cells in it, so that a block of 64 tokens is thousands
-of pieces of 128 bytes. Sixteen blocks in one are exported and imported twice as fast as one by one (measured: 4.6 and
-2.3 GB/s where a plain copy does 8.5). On disk each block stays alone.
+of pieces of 128 bytes. Sixteen blocks in one are imported twice as fast as one by one (measured: 4.5 and 2.3 GB/s where
+a plain copy does 8.5). On disk each block stays alone.
 
 A state is a header, then tables: the cells, K of each layer, V of each layer. The layout is llama.cpp's own
 (`llama_kv_cache::state_write`), not promised by its API: it is read off a state. To take a run apart gives each block's
@@ -170,7 +170,7 @@ def layout_of(state: memoryview, tokens: int, parts: int = 1) -> Layout | None:
 
 
 class Layouts:
-    """Those of namespaces, read off the first state that is seen of each. With the cache's lock held."""
+    """Those of namespaces, read off the first state that is seen of each. To `learn`, hold the cache's lock."""
 
     def __init__(self, descriptions: Mapping[bytes, Mapping[str, Any]]) -> None:
         self._descriptions = descriptions

@@ -13,6 +13,7 @@ from .arena import pages
 from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, Pending, Touch
 from .hot import HotNode
 from .removals import Why
+from .scratch import Scratch
 from .shares import Account, Shares
 from .tree import Placed
 
@@ -39,7 +40,7 @@ class WriteBehind:
         """`daily_writes`: bytes that may be written in a day; 0: no bound."""
         self._cache = cache
         self._disk = disk
-        self._scratch = bytearray()
+        self._scratch = Scratch()
         self._evicting: set[bytes] = set()  # of the cache's hidden nodes, those whose room is needed
         self._retry_at = 0.0
         self._backoff = _BACKOFF[0]
@@ -251,13 +252,7 @@ class WriteBehind:
         return failure is None or isinstance(failure, BudgetError)
 
     def _state_of(self, hot: HotNode) -> Callable[[], memoryview]:
-        return lambda: self._cache.state(hot, self._room)
-
-    def _room(self, size: int) -> memoryview:
-        """For a block that is taken out of its run: one at a time, so it is used again."""
-        if len(self._scratch) < size:
-            self._scratch = bytearray(size)
-        return memoryview(self._scratch)[:size]
+        return lambda: self._cache.state(hot, self._scratch)
 
     def _judge(self, failure: Exception | None) -> None:
         """Note how the disk does, and when to try again."""

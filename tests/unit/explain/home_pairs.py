@@ -151,22 +151,17 @@ def schema(name: str, description: str, /, **properties: Any) -> dict[str, Any]:
 
 
 TEXT = {"type": "string"}
+DEVICES = {"name": TEXT, "area": TEXT, "floor": TEXT, "domain": {"type": "array", "items": TEXT}}
 HASS = [
     schema(
         "HassTurnOn",
         "Turns on/opens/presses a device or entity. For locks, this performs a 'lock' action.",
-        name=TEXT,
-        area=TEXT,
-        floor=TEXT,
-        domain={"type": "array", "items": TEXT},
+        **DEVICES,
     ),
     schema(
         "HassTurnOff",
         "Turns off/closes a device or entity. For locks, this performs an 'unlock' action.",
-        name=TEXT,
-        area=TEXT,
-        floor=TEXT,
-        domain={"type": "array", "items": TEXT},
+        **DEVICES,
     ),
     schema(
         "HassLightSet",
