@@ -242,7 +242,7 @@ def test_continue_cancels_all_the_time_and_loses_nothing(house: Served) -> None:
         assert next(continue_reads(house, body, most=1))
     began = time.monotonic()
     while any(worker["requests"] for worker in house.ask("/health")[1]["workers"]):
-        assert time.monotonic() - began < 5, "requests whose clients have left still run"
+        assert time.monotonic() - began < 20, "requests whose clients have left still run"
         time.sleep(0.02)
     status, whole = house.ask("/completion", {**body, "n_predict": 1})
     assert status == 200

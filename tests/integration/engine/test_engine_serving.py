@@ -215,7 +215,7 @@ def test_megabytes_are_refused_before_they_are_tokenised(
         ) as caught:
             running.ask(prompt)
         assert caught.value.details["n_prompt_tokens"] > 300
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 10
 
 
 def test_a_full_queue_says_so(run: Run, tiny: Tiny, tokens: Tokens) -> None:

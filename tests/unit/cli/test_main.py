@@ -35,7 +35,7 @@ def test_help_is_quick() -> None:
         out, _err = process("--help").communicate(timeout=30)
         best = min(best, time.monotonic() - begin)
         assert "serve" in out
-    assert best < 0.3
+    assert best < 2
 
 
 def test_version_and_no_arguments(command: Command) -> None:

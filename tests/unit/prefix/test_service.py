@@ -63,7 +63,7 @@ def test_nobody_waits_for_a_store_that_stands_still(
     long = to_le(range(100_000))  # a few of these fill the socket
     began = time.monotonic()
     first = [client.lookup(worker.namespace, long, 1 << 30, exact=False) for _ in range(20)]
-    assert time.monotonic() - began < 1, "a look-up waited for the store to read it"
+    assert time.monotonic() - began < 4, "a look-up waited for the store to read it"
     assert not any(lookup.answered for lookup in first)
     wait_until(lambda: not client.connected)
     began = time.monotonic()
@@ -77,7 +77,7 @@ def test_nobody_waits_for_a_store_that_stands_still(
         lookup.release()
     for lookup in (held, *first):
         lookup.release()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 4
     store.process.send_signal(signal.SIGCONT)
     wait_until(lambda: client.connected)
     assert worker.restore(PROMPT)[1] == keys
@@ -194,7 +194,7 @@ def test_a_worker_goes_on_when_the_store_dies(
     assert worker.client.file_hash(1, 2, 3, 4) == ""
     worker.client.remember_file_hash(1, 2, 3, 4, "ab")
     lookup.release()
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 4
 
     store = start_store(tmp_path)
     worker.client.attach(store.adopt())
@@ -218,7 +218,7 @@ def test_a_late_answer_gives_its_slots_back(tmp_path: Path, start_store: StartSt
     stop(store)
     begin = time.monotonic()
     assert worker.client.reserve([4096], timeout=0.1) == []
-    assert time.monotonic() - begin < 0.5
+    assert time.monotonic() - begin < 4
     store.process.send_signal(signal.SIGCONT)
     assert worker.client.open_namespace(DESCRIPTION, 5)
     wait_until(lambda: store.stats()["hot"]["bytes"] == 0)
