@@ -30,6 +30,7 @@ _BRACKET = re.compile(r"[\[{]")
 _DECODER = json.JSONDecoder()
 _TRIES = 64  # brackets in a reply that begin no JSON: each may cost as much as the rest of the reply is long
 _LONG_LINE = 320  # characters: what changes in a longer one is not "a line"
+_A_LINE = 12  # characters of a line that is no chance
 _VALUE = 40  # characters of a line that change: what is longer is a text rather than a value
 _SAME_START = 24  # characters: a text of which the beginning was cut off does not begin like the whole
 _SUMMARY = 2  # messages that stand for those that were cut off: a summary, and that it was understood
@@ -135,12 +136,13 @@ def _why(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
 def _changed(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
     b = after.text
     last = _last_user(after)
-    if part.kind == "message" and part.index >= 0 and part.index < last and not _same_last(before, part):
+    earlier = part.kind == "message" and 0 <= part.index < last
+    if earlier and (not _same_last(before, part) or _was_answered(before, after, part.index)):
         return "history_edited", "", None, None
     lines = _line_at(a, place), _line_at(b, place)
     behind = [text[end : end + _WINDOW] for text, (_start, end) in zip((a, b), lines, strict=True)]
     short = all(end - start <= _LONG_LINE for start, end in lines)
-    if short and len(behind[0]) >= _FOUND_AGAIN and behind[0][:_FOUND_AGAIN] == behind[1][:_FOUND_AGAIN]:
+    if short and _go_on_alike(behind[0], behind[1], _A_LINE if part.kind == "system" else _FOUND_AGAIN):
         shown = [text[start:end] for text, (start, end) in zip((a, b), lines, strict=True)]
         if _is_value(shown[0], shown[1]):
             return "changing_value", "", shown[0], shown[1]
@@ -318,6 +320,14 @@ def _same_last(before: Prompt, part: Part) -> bool:
     return part.index == _last_user(before)
 
 
+def _was_answered(before: Prompt, after: Prompt, question: int) -> bool:
+    """Does the other prompt's reply follow that question: is it the same one, written otherwise?"""
+    messages = after.messages or ()
+    answer = messages[question + 1] if question + 1 < len(messages) else None
+    said = (answer.content or "").strip() if answer is not None and answer.role == "assistant" else ""
+    return bool(said) and said in before.reply
+
+
 def _is_new_question(before: Prompt, after: Prompt, part: Part, alike: int, rest: int) -> bool:
     """Only what is asked differs: what stands behind it is the template's."""
     if after.messages is None:
@@ -371,6 +381,12 @@ def _line_at(text: str, place: int) -> tuple[int, int]:
     start = text.rfind("\n", 0, place) + 1
     end = text.find("\n", place)
     return start, end if end >= 0 else len(text)
+
+
+def _go_on_alike(a: str, b: str, least: int) -> bool:
+    """What stands behind two lines: is it the same for a while, or for whole lines of at least `least` characters?"""
+    same = common_length(a, b)
+    return same >= _FOUND_AGAIN or len(a[1:same].rpartition("\n")[0]) >= least
 
 
 def _is_value(a: str, b: str) -> bool:

@@ -4,6 +4,10 @@
 prompts can show: `never_seen` is never said of a pair (four of them), blanks behind a reply are nothing that is lost,
 a history cut behind its first question counts as truncated, and one reply begins with a line end that its template
 does not write.
+
+`third_pairs.json` was written later, by somebody else who had seen only the form and the causes, after all of that was
+mended: 58 of its 60 were right at the first try. The other two ("a lock as an emoji", and an older question from which
+the found passages were taken) were mended after that.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from homeprefixd.frames import Message
 
 HERE = Path(__file__).parent
 FRESH = read_pairs(HERE / "fresh_pairs.json")
+THIRD = read_pairs(HERE / "third_pairs.json")
 MENDED = read_pairs(HERE / "mended_pairs.json")
 OF_THE_CACHE = {"other_namespace", "other_model", "evicted", "computed_faster", "cache_off", "too_short"}
 
@@ -30,12 +35,13 @@ def test_each_cause_has_four_pairs() -> None:
     assert {cause for cause, count in counts.items() if count < 4} == OF_THE_CACHE
 
 
-def test_nine_in_ten_are_right() -> None:
-    judged = [judge(pair) for pair in FRESH]
+@pytest.mark.parametrize("pairs", [FRESH, THIRD], ids=["fresh", "third"])
+def test_nine_in_ten_are_right(pairs: list[Pair]) -> None:
+    judged = [judge(pair) for pair in pairs]
     assert share_right(judged) >= 0.9, [one for one in judged if not one.right]
 
 
-@pytest.mark.parametrize("pair", MENDED, ids=lambda pair: pair.name)
+@pytest.mark.parametrize("pair", [*MENDED, *THIRD], ids=lambda pair: pair.name)
 def test_what_was_mended(pair: Pair) -> None:
     told = judge(pair)
     assert told.right, told
