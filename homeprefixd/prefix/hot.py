@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from .arena import Arena, pages
@@ -158,12 +158,16 @@ class HotTier:
                     self._candidates.offer(hot)
         self.keep_queued = keep
 
-    def allocate(self, size: int) -> Extent | None:
-        """`size` bytes with one holder, the caller, evicting what must go; None if there is no room for them."""
+    def allocate(self, size: int, *, settled: float = 0.0) -> Extent | None:
+        """`size` bytes with one holder, the caller, evicting what must go; None if there is no room for them.
+
+        Ends of paths go first, then what lies before an end that must stay, as where one path fills all there is; at
+        last what is not on disk yet, but not what was used in the last `settled` seconds.
+        """
         if not 0 < size <= self.arena.allowance:
             return None
         while (offset := self.arena.allocate(size)) is None:
-            victim = self._candidates.pop() or self._unwritten()
+            victim = self._candidates.pop() or self._inner() or self._unwritten(settled)
             if victim is None:
                 return None
             self._on_evict(victim)
@@ -179,11 +183,24 @@ class HotTier:
         self.drop(victim)
         return True
 
-    def _unwritten(self) -> HotNode | None:
+    def _inner(self) -> HotNode | None:
+        """The node to go when all ends are in use or wait to be written: the last before one that is on disk too."""
+        free = [hot for hot in self.by_key.values() if hot.warm and not (hot.leases or hot.queued)]
+        above = {hot.node.parent for hot in free}
+        return self._most_overdue(hot for hot in free if hot.key not in above)
+
+    def _unwritten(self, settled: float) -> HotNode | None:
         """The node to go when only those that wait to be written are left: better they than a request that waits."""
-        free = [hot for hot in self.by_key.values() if hot.leases == 0 and hot.children == 0]
+        before = self._wall() - settled
+        return self._most_overdue(
+            hot
+            for hot in self.by_key.values()
+            if not (hot.leases or hot.children) and hot.node.record.last_use <= before
+        )
+
+    def _most_overdue(self, among: Iterable[HotNode]) -> HotNode | None:
         now = self._wall()
-        return max(free, key=lambda hot: overdue(self._rank_of(hot), now), default=None)
+        return max(among, key=lambda hot: overdue(self._rank_of(hot), now), default=None)
 
     def _rank(self, hot: HotNode) -> Rank | None:
         if not hot.indexed or hot.leases or hot.children or (hot.queued and self.keep_queued):

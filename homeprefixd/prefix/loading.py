@@ -99,7 +99,7 @@ class Loading:
             hot = cache.hot.by_key.get(key)
             if hot is not None and hot.size == size:
                 return self._hold(lease, index, hot)
-            extent = self._allocate(lease, size) if self._disk is not None and hot is None else None
+            extent = cache.hot.allocate(size) if self._disk is not None and hot is None else None
             if extent is None:
                 if lease.streamed and lease.ahead(index):
                     raise NoRoomYetError("those before it fill what room there is")
@@ -119,23 +119,6 @@ class Loading:
             if hot is None or lease.released:
                 raise BlockLostError("released" if lease.released else "replaced")
             return self._hold(lease, index, hot)
-
-    def _allocate(self, lease: Lease, size: int) -> Extent | None:
-        """As `HotTier.allocate`; for a streamed match what was taken of it goes before it would by its place.
-
-        Nodes leave RAM from the ends of paths, and the end of this one is where what comes next belongs.
-        """
-        cache = self._cache
-        extent = cache.hot.allocate(size)
-        taken = lease.progress if lease.streamed else 0
-        while extent is None and taken:
-            taken -= 1
-            hot = cache.hot.by_key.get(lease.plan[taken].key)
-            if hot is not None and hot.warm and not hot.leases and not hot.queued:
-                cache.counters.evicted_hot += 1
-                cache.hot.drop(hot)
-                extent = cache.hot.allocate(size)
-        return extent
 
     def preload(self, nodes: Sequence[Placed], decoder: Decoder) -> int:
         """See `Cache.preload`."""

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from .cache import Cache, Lease
 
 
+_SETTLED = 60.0
+"""Seconds without use after which a block that is not on disk yet makes way for a new one: not to that which continues
+it, which would be of no use without it."""
+
+
 class Session:
     """What one client holds: reserved slots and leases. Closing it gives everything back."""
 
@@ -35,7 +40,7 @@ class Session:
         offsets: list[int] = []
         for size in sizes:
             with cache.lock:
-                extent = cache.hot.allocate(size)
+                extent = cache.hot.allocate(size, settled=_SETTLED)
                 if extent is None:
                     cache.counters.no_room += 1
                     break

@@ -185,13 +185,33 @@ def test_a_leased_slot_stays(make: Callable[..., House]) -> None:
     assert len(house.session.reserve([4096] * 5)) == 4
 
 
-def test_a_request_gets_room_before_unwritten_blocks(make: Callable[..., House]) -> None:
+def test_new_blocks_get_room_before_unwritten_ones_that_are_not_used(make: Callable[..., House]) -> None:
     house = make(hot=4 * 4096)
     house.save(PROMPT)
+    assert house.session.reserve([4096]) == []  # it might continue just these
+    assert house.cache.counters.dropped_nodes == 0
+    assert house.known(PROMPT) > 3 * BLOCK_TOKENS
+    house.now += 100.0
     assert len(house.session.reserve([4096] * 2)) == 2
     assert house.cache.counters.dropped_nodes == 2
     assert house.known(PROMPT) == 2 * BLOCK_TOKENS
     assert house.session.reserve([4 * 4096 + 1]) == []
+
+
+def test_a_prompt_larger_than_ram_is_kept_whole(make: Callable[..., House]) -> None:
+    """While it is computed, what is on disk already makes room for what comes."""
+    house = make(hot=8 * 4096)
+    tokens = list(range(2000, 2000 + 20 * BLOCK_TOKENS))
+    for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
+        house.save(tokens[:end], skip=end // BLOCK_TOKENS - 1)
+        house.now += 1.0
+        if end % (2 * BLOCK_TOKENS) == 0:  # the writer is never quite done
+            house.cache.write(everything=True)
+        house.cache.check_integrity()
+    assert house.cache.counters.dropped_nodes == house.cache.counters.refused_nodes == 0
+    assert house.known(tokens) == len(tokens)
+    lease = house.cache.lookup(house.namespace, to_le(tokens), limit=len(tokens), exact=False, load=False)
+    assert 6 <= [node.tier for node in lease.plan].count("hot") <= 8
 
 
 def test_what_a_client_held_is_free_when_it_is_gone(house: House) -> None:
