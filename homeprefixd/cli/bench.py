@@ -89,6 +89,37 @@ def attention(as_json: bool, **given: str | None) -> None:
 
 @bench.command()
 @setting_flags("--model", "--threads")
+@click.option("--streams", metavar="N", default=4, show_default=True, help="That decode at once.")
+@click.option("--tokens", metavar="N", default=128, show_default=True, help="That each generates.")
+@json_flag
+def profile(streams: int, tokens: int, as_json: bool, **given: str | None) -> None:
+    """What of a step that generates is spent in which function of Python, under its profiler."""
+    from ..bench.step_profile import measure
+
+    for name, value, most in (("--streams", streams, 64), ("--tokens", tokens, 4096)):
+        if not 1 <= value <= most:
+            raise click.UsageError(f"{name} cannot be {value}; allowed: 1 to {most}")
+    output = Output(as_json)
+    rows = measure(model_path(given), thread_count(given), streams, tokens)
+    if as_json:
+        output.document([asdict(row) for row in rows])
+        return
+    output.table(
+        [Column("function"), *(Column(name, right=True) for name in ("calls a token", "us a token", "share"))],
+        [
+            [
+                row.function,
+                f"{row.calls:.2f}" if row.calls else "",
+                f"{1e6 * row.seconds:,.1f}",
+                f"{100 * row.share:.2f} %",
+            ]
+            for row in rows
+        ],
+    )
+
+
+@bench.command()
+@setting_flags("--model", "--threads")
 @json_flag
 def codec(as_json: bool, **given: str | None) -> None:
     """What the store's compression gains and costs, for K and V, f16 and q8_0."""
