@@ -176,7 +176,7 @@ class HotTier:
 
     def evict(self) -> bool:
         """Let the node go that is worth least; False if none may: they are leased, or wait to be written."""
-        victim = self._candidates.pop()
+        victim = self._candidates.pop() or self._inner()
         if victim is None:
             return False
         self._on_evict(victim)
