@@ -27,6 +27,7 @@ MAX_COUNT = 2**31 - 1
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 1024
 MAX_NESTING = 64
+MAX_LOGPROBS = 20
 """Of values that are passed on as they came (tools, template arguments): no decoder on their way may overflow."""
 
 _ESCAPES = re.compile(
@@ -137,6 +138,16 @@ def whole(name: str, value: Number, low: int, high: int = MAX_COUNT) -> int | No
         bounds = f"at least {low}" if high == MAX_COUNT else f"from {low} to {high}"
         raise RequestError(f"`{name}` must be {bounds}.", param=name, code="out_of_range")
     return value
+
+
+def logprobs(wanted: bool | None, top: Number) -> int:
+    """`Generate.logprobs` of `logprobs` and `top_logprobs`. Raises RequestError."""
+    count = whole("top_logprobs", top, 0, MAX_LOGPROBS)
+    if wanted:
+        return count or 0
+    if count:
+        raise RequestError("`top_logprobs` needs `logprobs`: set it to true.", param="top_logprobs", code="conflict")
+    return -1
 
 
 def stop_strings(value: str | list[str] | None) -> list[str]:

@@ -81,6 +81,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     keep_alive: Number | str = None
     think: bool | str | None = None
     logprobs: bool | None = None
+    top_logprobs: Number = None
 
     def sampling(self, n_vocab: int | None) -> Sampling:
         return (self.options or Options()).sampling(n_vocab)
@@ -140,13 +141,10 @@ class CommonBody(msgspec.Struct, kw_only=True):
             stream=self.stream is not False,
             constraint=self.constraint(),
             suffix=suffix,
+            logprobs=fields.logprobs(self.logprobs, self.top_logprobs),
         )
         conversation.check_call(generate)
         return generate
-
-    def check_unsupported(self) -> None:
-        if self.logprobs:
-            raise unsupported("logprobs", "`logprobs` is not supported here.")
 
 
 class ChatBody(CommonBody, kw_only=True):
@@ -168,7 +166,7 @@ class GenerateBody(CommonBody, kw_only=True):
     context: list[int] | None = None
 
 
-_IGNORED = frozenset({"truncate", "shift", "top_logprobs"})
+_IGNORED = frozenset({"truncate", "shift"})
 
 
 # ---------------------------------------------------------------------------------------------------- messages
@@ -236,7 +234,6 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
 
 def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
-    body.check_unsupported()
     ids = _CallIds()
     messages = [_message(index, message, ids) for index, message in enumerate(body.messages or [])]
     return body.request(rid, n_vocab, messages=messages, tools=_tools(body.tools))
@@ -246,7 +243,6 @@ def generate_request(body: GenerateBody, rid: str, n_vocab: int | None) -> Gener
     """Checked and turned into what the worker takes; `raw`, or a gap before `suffix`, is without a template. Raises
     RequestError.
     """
-    body.check_unsupported()
     for name, why in (
         ("template", "`template` is not supported here: the server's `model.chat_template` sets it."),
         ("images", "`images` is not supported here."),

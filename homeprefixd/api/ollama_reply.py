@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import HomeprefixdError
-from ..frames import CallPiece, Delta, Finished, Timings
+from ..frames import CallPiece, Delta, Finished, Timings, TokenLogprob
 from ..models.backend import Event
 from .errors import encode
+from .openai_reply import token_objects
 from .replies import Call, whole_calls
 
 _REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "cancelled": "length"}
@@ -61,9 +62,16 @@ class LineWriter:
         """What a line says beside its head."""
         raise NotImplementedError
 
-    def _line(self, text: str = "", thinking: str = "", calls: list[Call] | None = None) -> dict[str, Any]:
+    def _line(
+        self,
+        text: str = "",
+        thinking: str = "",
+        calls: list[Call] | None = None,
+        logprobs: list[TokenLogprob] | None = None,
+    ) -> dict[str, Any]:
         head = {"model": self._model, "created_at": time_text(self._clock())}
-        return {**head, **self.content(text, thinking, calls or []), "done": False}
+        told = {"logprobs": token_objects(logprobs)} if logprobs else {}
+        return {**head, **self.content(text, thinking, calls or []), **told, "done": False}
 
     def without_prompt(self, reason: str) -> dict[str, Any]:
         """The reply where nothing was to be said."""
@@ -84,8 +92,8 @@ class LineWriter:
         lines = []
         if delta.reasoning:
             lines.append(self._line(thinking=delta.reasoning))
-        if delta.text:
-            lines.append(self._line(delta.text))
+        if delta.text or delta.logprobs:
+            lines.append(self._line(delta.text, logprobs=delta.logprobs))
         for piece in delta.calls:
             lines += [self._line(calls=[call]) for call in self._completed(piece)]
         return lines
@@ -103,7 +111,8 @@ class LineWriter:
 
     def whole(self, finished: Finished) -> dict[str, Any]:
         calls = [call for call in whole_calls(finished.calls) if call.arguments() is not None]
-        return {**self._line(finished.text, finished.reasoning, calls), **self._end(finished)}
+        line = self._line(finished.text, finished.reasoning, calls, finished.logprobs)
+        return {**line, **self._end(finished)}
 
     def failure(self, error: HomeprefixdError) -> bytes:
         return encode(self._error_form(error)) + b"\n"

@@ -35,7 +35,6 @@ _ROLES = {
 MAX_CHOICES = 64
 """Replies to one request: `n` times the number of prompts."""
 
-MAX_LOGPROBS = 20
 
 MAX_TOKEN = 2**31  # ids are below it, where the vocabulary's size is not known
 
@@ -277,15 +276,6 @@ def _message(index: int, body: MessageBody) -> Message:
     )
 
 
-def _chat_logprobs(body: ChatBody) -> int:
-    top = fields.whole("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
-    if body.logprobs:
-        return top or 0
-    if top:
-        raise RequestError("`top_logprobs` needs `logprobs`: set it to true.", param="top_logprobs", code="conflict")
-    return -1
-
-
 def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     if not body.messages:
@@ -313,7 +303,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
         constraint=body.constraint(),
         tool_choice=tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        logprobs=_chat_logprobs(body),
+        logprobs=fields.logprobs(body.logprobs, body.top_logprobs),
         lora=fields.lora(body.lora),
     )
 
@@ -363,7 +353,7 @@ def check_choices(count: int) -> None:
 
 def completion_requests(body: CompletionBody, rid: str, n_vocab: int | None) -> list[Generate]:
     """Checked and turned into what the worker takes, one for each prompt. Raises RequestError."""
-    logprobs = fields.whole("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    logprobs = fields.whole("logprobs", body.logprobs, 0, fields.MAX_LOGPROBS)
     if logprobs is not None and body.echo:
         raise _unsupported("logprobs", "`logprobs` with `echo` is not supported: leave one of them out.")
     if fields.whole("best_of", body.best_of, 0) not in (None, 1, body.count()):

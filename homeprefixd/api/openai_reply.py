@@ -221,12 +221,14 @@ class ChatWriter(ReplyWriter):
 
     def logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
         return {
-            "content": [
-                {**token_object(token), "top_logprobs": [token_object(other) for other in token.top]}
-                for token in tokens
-            ],
+            "content": token_objects(tokens),
             "refusal": None,
         }
+
+
+def token_objects(tokens: list[TokenLogprob]) -> list[dict[str, Any]]:
+    """Tokens as chat completions show them, each with the likeliest others."""
+    return [{**token_object(token), "top_logprobs": [token_object(other) for other in token.top]} for token in tokens]
 
 
 def token_object(token: TokenLogprob) -> dict[str, Any]:

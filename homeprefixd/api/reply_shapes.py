@@ -110,6 +110,7 @@ class OllamaChat(msgspec.Struct):
     message: dict[str, Any]
     done: bool
     done_reason: str | None = None
+    logprobs: list[dict[str, Any]] | None = None
 
 
 class OllamaText(msgspec.Struct):
@@ -118,6 +119,7 @@ class OllamaText(msgspec.Struct):
     response: str
     done: bool
     done_reason: str | None = None
+    logprobs: list[dict[str, Any]] | None = None
 
 
 class OllamaEmbedded(msgspec.Struct):

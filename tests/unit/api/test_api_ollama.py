@@ -25,6 +25,7 @@ from homeprefixd.frames import (
     Finished,
     Message,
     ModelInfo,
+    TokenLogprob,
 )
 
 TOOL = {"type": "function", "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}}}
@@ -74,6 +75,29 @@ async def test_generate(client: TestClient, backend: ScriptedBackend) -> None:
     assert backend.asked.messages == [Message("system", "Be brief."), Message("user", "Hi")]
     await client.post("/api/generate", json={"model": "demo", "prompt": "Hi", "raw": True, "stream": False})
     assert (backend.asked.messages, backend.asked.prompt) == (None, "Hi")
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
+async def test_logprobs(client: TestClient, backend: ScriptedBackend, path: str, field: str) -> None:
+    told = [TokenLogprob(5, b"He", -0.5, [TokenLogprob(5, b"He", -0.5)]), TokenLogprob(6, b"llo", -0.25)]
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "Hello", 2, logprobs=told),
+        Finished("", "stop", "Hello", None, TIMINGS, logprobs=told),
+    ]
+    first = {"token": "He", "logprob": -0.5, "bytes": [72, 101]}
+    shown = [
+        {**first, "top_logprobs": [first]},
+        {"token": "llo", "logprob": -0.25, "bytes": [108, 108, 111], "top_logprobs": []},
+    ]
+    asked = body() if field == "message" else {"prompt": "Hi"}
+    request = {**asked, "logprobs": True, "top_logprobs": 1}
+    text, last = await lines(client, path, request)
+    assert backend.asked.logprobs == 1
+    assert text["logprobs"] == shown
+    assert "logprobs" not in last
+    backend.whole = True
+    assert (await (await client.post(path, json={**request, "stream": False})).json())["logprobs"] == shown
 
 
 async def test_when_a_model_leaves(client: TestClient, backend: ScriptedBackend) -> None:
@@ -321,7 +345,8 @@ async def test_rule_13_what_is_not_supported_says_so(client: TestClient, method:
         ("/api/chat", body(think="hard"), 400, "think"),
         ("/api/chat", body(keep_alive="soon"), 400, "keep_alive"),
         ("/api/chat", body(tools=[{}]), 400, "tools[0].function.name"),
-        ("/api/chat", body(logprobs=True), 400, "logprobs"),
+        ("/api/chat", body(top_logprobs=2), 400, "logprobs"),
+        ("/api/chat", body(logprobs=True, top_logprobs=21), 400, "top_logprobs"),
         ("/api/chat", {"messages": [{"role": "judge"}]}, 400, "judge"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images"),
         ("/api/chat", [], 400, "object"),
