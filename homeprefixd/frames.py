@@ -533,10 +533,14 @@ class Taken(Frame):
 
 
 class Reserve(Frame):
-    """Room in the arena for blocks about to be exported, in bytes; evicts if need be."""
+    """Room in the arena for blocks about to be exported, in bytes; evicts if need be.
+
+    `runs`: they can come one by one instead, so no more is evicted for each than it takes itself.
+    """
 
     ticket: int
     sizes: list[int]
+    runs: bool = False
 
 
 class NewNode(msgspec.Struct, array_like=True, frozen=True):

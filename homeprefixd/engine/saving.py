@@ -63,15 +63,17 @@ class Saver:
         pieces = [(at, min(at + step, whole)) for at in range(start, whole, step)]
         if tail and end > whole:
             pieces.append((whole, end))
-        slots = list(self._store.reserve([self._slicer.size.of(b - a) for a, b in pieces]))
-        if len(slots) < len(pieces) or time.perf_counter() - began > SLOW:
+        in_runs = step > BLOCK_TOKENS
+        slots = list(self._store.reserve([self._slicer.size.of(b - a) for a, b in pieces], runs=in_runs))
+        lacking = len(slots) < len(pieces)
+        if time.perf_counter() - began > SLOW or (lacking and not in_runs):
             self._paused_until = time.perf_counter() + PAUSE
         nodes, scattered = self._export(sequence, namespace, pieces, slots)
         if nodes:
             self._store.commit(namespace, nodes, sequence.request.owner)
             self._counters["save_tokens"] += sum(len(node.tokens) // 4 for node in nodes)
         self._counters["save_seconds"] += time.perf_counter() - began
-        if scattered:
+        if scattered or (lacking and in_runs):  # in memory that is free in small pieces only, or in the context
             self.save(sequence, tail=tail, runs=False)
 
     def _longest_run(self) -> int:

@@ -116,8 +116,11 @@ class Store(Protocol):
         """
         ...
 
-    def reserve(self, sizes: Sequence[int], timeout: float = 0.25) -> Sequence[Slot]:
-        """Slots in the order of `sizes` (bytes); fewer where there is no room or no time."""
+    def reserve(self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False) -> Sequence[Slot]:
+        """Slots in the order of `sizes` (bytes); fewer where there is no room or no time.
+
+        `runs`: of several blocks each, which may be had one by one where this finds no room.
+        """
         ...
 
     def commit(self, namespace: bytes, nodes: list[NewNode], owner: str = "") -> None:

@@ -442,13 +442,16 @@ class StoreClient:
             link.ask(ticket, frames.Match(ticket, namespace, tokens_le, limit, exact, load, request), lookup)
         return lookup
 
-    def reserve(self, sizes: Sequence[int], timeout: float = 0.25) -> list[Slot]:
-        """Slots of at least these sizes in bytes, in order; fewer, or none, where there is no more room."""
+    def reserve(self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False) -> list[Slot]:
+        """Slots of at least these sizes in bytes, in order; fewer, or none, where there is no more room.
+
+        `runs`: of several blocks each, which may be had one by one where this finds no room.
+        """
         link = self._link
         if link is None or not sizes:
             return []
         ticket = next(self._tickets)
-        reply = self._ask(link, ticket, frames.Reserve(ticket, list(sizes)), time.monotonic() + timeout)
+        reply = self._ask(link, ticket, frames.Reserve(ticket, list(sizes), runs), time.monotonic() + timeout)
         slots: list[Slot] = []
         if reply is None:
             return slots

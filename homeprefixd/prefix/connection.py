@@ -155,7 +155,7 @@ class Connection:
                     self._cache.taken(lease, frame.count)
                     self._service.readers.resume(lease)
             case Reserve():
-                self._send(Reserved(frame.ticket, self._session.reserve(frame.sizes)))
+                self._send(Reserved(frame.ticket, self._session.reserve(frame.sizes, runs=frame.runs)))
             case Commit():
                 self._session.commit(frame.namespace, frame.nodes, frame.owner)
             case Abandon():

@@ -158,18 +158,23 @@ class HotTier:
                     self._candidates.offer(hot)
         self.keep_queued = keep
 
-    def allocate(self, size: int, *, settled: float = 0.0) -> Extent | None:
+    def allocate(self, size: int, *, settled: float = 0.0, most: int | None = None) -> Extent | None:
         """`size` bytes with one holder, the caller, evicting what must go; None if there is no room for them.
 
         Ends of paths go first, then what lies before an end that must stay, as where one path fills all there is; at
-        last what is not on disk yet, but not what was used in the last `settled` seconds.
+        last what is not on disk yet, but not what was used in the last `settled` seconds. `most`: bytes that may go:
+        where what is free lies scattered, much would have to go until a large piece of it lies together.
         """
         if not 0 < size <= self.arena.allowance:
             return None
+        gone = 0
         while (offset := self.arena.allocate(size)) is None:
+            if most is not None and gone >= most:
+                return None
             victim = self._candidates.pop() or self._inner() or self._unwritten(settled)
             if victim is None:
                 return None
+            gone += victim.size
             self._on_evict(victim)
             self.drop(victim)
         return Extent(offset, size, 1)

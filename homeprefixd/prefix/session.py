@@ -34,13 +34,16 @@ class Session:
             self.leases.discard(lease)
             self._cache.release(lease)
 
-    def reserve(self, sizes: Sequence[int]) -> list[int]:
-        """Slots for blocks about to be exported: their offsets, fewer where there is no more room."""
+    def reserve(self, sizes: Sequence[int], *, runs: bool = False) -> list[int]:
+        """Slots for blocks about to be exported: their offsets, fewer where there is no more room.
+
+        `runs`: of several blocks, for which no more is evicted than they take.
+        """
         cache = self._cache
         offsets: list[int] = []
         for size in sizes:
             with cache.lock:
-                extent = cache.hot.allocate(size, settled=_SETTLED)
+                extent = cache.hot.allocate(size, settled=_SETTLED, most=size if runs else None)
                 if extent is None:
                     cache.counters.no_room += 1
                     break

@@ -83,6 +83,7 @@ class MemoryStore:
         self.room = 1 << 30
         self.silent = False  # no plan ever comes
         self.full = False  # no slot is given
+        self.scattered = False  # none for a run
         self.lost_from: int | None = None
         self.ready_up_to = 10**9
         self.change: Callable[[int, memoryview], memoryview] = _as_it_is  # of single blocks: no runs are told of then
@@ -141,8 +142,8 @@ class MemoryStore:
                     break
             return MemoryLookup(self, tuple(plan))
 
-    def reserve(self, sizes: Sequence[int], timeout: float = 0.25) -> list[MemorySlot]:
-        if self.full or not self.connected:
+    def reserve(self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False) -> list[MemorySlot]:
+        if self.full or not self.connected or (runs and self.scattered):
             return []
         with self._lock:
             slots = []

@@ -103,6 +103,19 @@ def test_long_prefixes_come_back_in_runs(
     assert running.engine.counters["restore_errors"] == 1
 
 
+def test_blocks_are_saved_one_by_one_where_no_run_finds_room(
+    run: Run, tiny: Callable[[str], Path], tokens: Tokens
+) -> None:
+    running = run(tiny("llama"))
+    running.known()
+    running.store.scattered = True
+    prompt = tokens(64 * 20 + 10)
+    running.ask(prompt, 1)
+    assert len(running.store.runs) == 0
+    assert running.ask(prompt, 1)[1].timings.cache_n == len(prompt) - 1
+    assert not running.engine.counters["save_skipped"]
+
+
 def test_an_idle_engine_computes_the_same_bits_whatever_ran_before(
     run: Run, demo_model: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

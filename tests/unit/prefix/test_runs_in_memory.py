@@ -95,6 +95,23 @@ def test_room_is_made_run_by_run(tmp_path: Path) -> None:
     assert house.restore(prompt) == expected(keys, "hot")
 
 
+def test_memory_in_small_pieces_is_not_emptied_for_a_run(make: Callable[..., House]) -> None:
+    """Chats that grew by turns lie one among the other: almost all of them would have to go."""
+    house = make(hot=240 * 4096)
+    chats = [[1000 * number + at for at in range(20 * BLOCK_TOKENS)] for number in range(20)]
+    for blocks in range(1, 21):
+        for chat in chats:
+            house.save(chat[: blocks * BLOCK_TOKENS], skip=blocks - 1)
+            house.now += 5.0
+        house.cache.write(everything=True)
+    for parts in (4, 16):
+        before = house.cache.counters.evicted_hot
+        assert house.session.reserve([parts * 4096], runs=True) == []
+        assert parts <= house.cache.counters.evicted_hot - before <= 2 * parts  # each of them 3,000 bytes
+    assert house.session.reserve([4096] * 8)
+    house.cache.check_integrity()
+
+
 Wrong = Callable[[NewNode], NewNode]
 
 
