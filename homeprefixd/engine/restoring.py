@@ -100,6 +100,8 @@ class Restorer:
         """Import what is ready, for about `time_box` seconds. True: done, what is missing must be computed."""
         began = time.perf_counter()
         sequence.stalled_since = sequence.stalled_since or began
+        if sequence.lookup is not None:
+            sequence.lookup.taken(sequence.next_node)
         try:
             return self._step(sequence, began, time_box)
         except SliceError as error:

@@ -46,6 +46,7 @@ from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
 
+_LEAST_WINDOW = 2  # nodes: where there is not so much for a match, its nodes come one by one, when it has its turn
 _WHOLE = 0.75  # of what RAM may be used: a match that takes more is streamed
 
 MAX_TOUCHES = 20_000
@@ -240,11 +241,13 @@ class Cache:
             missing += node.record.key not in self.hot.by_key
         if not missing:
             return 0, 0
-        free = max(0, self.arena.allowance - self._claimed())
-        if total <= free * _WHOLE:
+        claimed = self._claimed()
+        free = max(0, self.arena.allowance - claimed)
+        least = _LEAST_WINDOW * max(pages(node.record.size) for node, _use in found.steps)
+        if total <= free * _WHOLE and (free - total >= least or not claimed):
             return 0, total
-        window = max(1, free // 2)
-        return window, window
+        window = free // 2
+        return (window, window) if window >= least else (1, 1)  # what is left is for those whose turn it is
 
     def _claimed(self) -> int:
         """Bytes of RAM that matches hold, or may come to hold."""
@@ -267,6 +270,7 @@ class Cache:
         with self.lock:
             if not lease.streamed or lease.released:
                 return
+            lease.wanted = True
             for index in [index for index in lease.held if index < count]:
                 self.hot.release(lease.held.pop(index))
             lease.progress = max(lease.progress, count)

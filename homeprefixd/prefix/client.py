@@ -108,7 +108,7 @@ class Lookup:
         self.warm_rate = 0.0
         """Bytes a second that the store reads from disk; 0: not known."""
         self._streamed = False
-        self._taken = 0
+        self._taken = -1  # so that 0 is said, too
 
     @property
     def plan(self) -> tuple[PlanNode, ...] | None:
@@ -166,7 +166,10 @@ class Lookup:
         return Run(at.offset, at.part, at.parts, view) if view is not None else None
 
     def taken(self, count: int) -> None:
-        """The first `count` nodes were imported: they are not looked at again. Others may only come then."""
+        """The first `count` nodes were imported: they are not looked at again. Others may only come then.
+
+        0: they are wanted now. Some may not come before that, so that they hold nobody up.
+        """
         with self._changed:
             if not self._streamed or self._released or count <= self._taken:
                 return

@@ -58,6 +58,7 @@ class Lease:
     released: bool = False
     known: int = 0  # leading tokens that are known, whether they can be resumed or not
     window: int = 0  # 0: not streamed
+    wanted: bool = False  # its nodes are being taken: it has had its turn
     claim: int = 0  # bytes of RAM that it may come to hold at a time; 0: all of it is there
     coming: set[int] = field(default_factory=set)  # indices that are being loaded
     progress: int = 0  # nodes that were taken
@@ -72,8 +73,16 @@ class Lease:
         return [i for i in (*self.held, *self.coming) if i < needed]
 
     def must_wait(self, index: int, size: int) -> bool:
-        """Whether node `index` would be too far ahead: others before it are on their way, and fill the window."""
+        """Whether node `index` would be too far ahead: others before it are on their way, and fill the window.
+
+        A window that is less than a node gives one at a time, once they are wanted. Nor may it take the room of one
+        before it that is still to come.
+        """
         ahead = self.ahead(index)
+        if not self.wanted and size > self.window:
+            return True
+        if any(i not in self.held and i not in self.coming for i in range(self.progress, index)):
+            return True
         return bool(ahead) and sum(self.plan[i].size for i in ahead) + size > self.window
 
 

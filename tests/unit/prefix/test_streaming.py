@@ -24,6 +24,7 @@ def take_all(lookup: Lookup) -> int:
     """As the engine does: how many blocks came, each seen to be what was saved."""
     plan = lookup.wait_plan(10)
     assert plan is not None
+    lookup.taken(0)
     for index, node in enumerate(plan):
         block = lookup.wait_block(index, 10)
         if block is None:
