@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +140,38 @@ def test_json_that_is_no_request(command: Callable[..., Any], daemon: Any, tmp_p
         assert (done.code, "no request" in done.err) == (2, True)
     (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
     assert command("warm", str(tmp_path / "x.json"), "--url", daemon.url).code == 2
+
+
+@pytest.mark.parametrize("name", ["warm", "match", "pin", "export", "unpin"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"messages": [\n  {"role" "user"}]}', "line 2, column 11: expecting ':' delimiter"),
+        ('\n {"messages": [', "line 2, column 16: expecting value"),
+        ("{" * 20, "line 1, column 2: expecting property name"),
+        ('{"a": ' * 100_000, "begins with a brace"),
+    ],
+    ids=["no colon", "cut off", "no key", "deep"],
+)
+def test_a_request_with_a_mistake_is_not_taken_as_text(
+    command: Callable[..., Any], daemon: Any, tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    file = tmp_path / "it's.json"
+    file.write_text(text)
+    done = command(name, str(file), "--url", daemon.url, *(["-o", str(tmp_path / "out")] if name == "export" else []))
+    assert (done.code, done.out, daemon.asked) == (2, "", [])
+    assert said in done.err
+    assert f"""--text "$(cat {shlex.quote(str(file))})\"""" in done.err
+
+
+def test_text_that_begins_otherwise_is_text(command: Callable[..., Any], daemon: Any, tmp_path: Path) -> None:
+    daemon.answers["POST /cache/warm"] = 200, WARMED
+    for text in ("Say {this}", "[INST] Hi", '"quoted'):
+        (tmp_path / "prompt.txt").write_text(text)
+        assert command("warm", str(tmp_path / "prompt.txt"), "--url", daemon.url).code == 0
+        assert daemon.asked[-1] == ("POST /cache/warm", {"prompt": text})
+    assert command("warm", "--text", "{not JSON", "--url", daemon.url).code == 0
+    assert daemon.asked[-1] == ("POST /cache/warm", {"prompt": "{not JSON"})
 
 
 def test_without_a_daemon(command: Callable[..., Any], tmp_path: Path) -> None:
