@@ -22,6 +22,8 @@ import msgspec
 from .config import GPU_LAYERS_AUTO, KV_TYPES, KV_TYPES_WITHOUT_FLASH, PINNED, Config
 from .config_adapters import AdaptersError, parse_adapters
 from .errors import ConfigError
+from .program import VARIABLE as PROGRAM
+from .program import typed
 
 PREFIX = "HOMEPREFIXD_"
 
@@ -34,7 +36,7 @@ OTHER_VARIABLES: Mapping[str, str] = {
     "HOMEPREFIXD_CONFIG": "the configuration file, where --config is not given",
     "HOMEPREFIXD_DEBUG_LOGITS": "1: replies carry a hash of the first token's logits (`timings.logits_sha256`)",
     OWNER_FD: "number of an open pipe: the daemon stops when nobody holds its other end any more; `demo` sets it",
-    "HOMEPREFIXD_PROGRAM": "what hints call the command; `scripts/run` sets it",
+    PROGRAM: "what hints call the command; `scripts/run` sets it",
     "HOMEPREFIXD_TRACEBACK": "1: the command shows the traceback of an unexpected error",
 }
 """Variables that are not settings, with their meaning. Every other `HOMEPREFIXD_*` must name a setting."""
@@ -392,7 +394,7 @@ def _from_environment(environ: Mapping[str, str], known: Mapping[str, Key]) -> d
             continue
         if name not in variables:
             near = _near(name, [*variables, *OTHER_VARIABLES])
-            raise ConfigError(f"{name}: there is no such variable{near}; `homeprefixd config show` lists the settings")
+            raise ConfigError(f"{name}: there is no such variable{near}; {typed('config show')} lists the settings")
         given[variables[name]] = Origin("environment", name), environ[name]
     return given
 

@@ -11,6 +11,7 @@ import click
 
 from ..config_sources import cache_directory
 from ..errors import ConfigError, NotFoundError
+from ..program import typed
 from .cache import daemon_of, key_flag, url_flag
 from .output import Column, Output, counted, printable, seconds_text, size_text
 from .reach import call, running_daemon
@@ -52,7 +53,7 @@ def ls(url: str | None, as_json: bool, **given: str | None) -> None:
         output.document({"models": models})
         return
     if not models:
-        output.line("no models; `homeprefixd model pull` fetches one into models.dir")
+        output.line(f"no models; {typed('model pull')} fetches one into models.dir")
         return
     columns = [
         Column("model", flexible=True),

@@ -31,6 +31,7 @@ from ..errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from ..program import typed
 from .answers import is_always_there, lack
 
 if TYPE_CHECKING:
@@ -353,8 +354,8 @@ def known_without_model(body: Mapping[str, Any]) -> dict[str, Any]:
     for field, what in needs.items():
         if field in body:
             raise UnavailableError(
-                f"{what} can be told from others by a running daemon only: start it with `homeprefixd serve`, or name"
-                " the prefix by --prefix and its id from `homeprefixd ls`"
+                f"{what} can be told from others by a running daemon only: start it with {typed('serve')}, or name"
+                f" the prefix by --prefix and its id from {typed('ls')}"
             )
     return dict(body)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ..program import typed
 from .cache import age_seconds, cache_flags, daemon_of, directory_of, identifier
 from .output import Column, Output, age_text, count_text, seconds_text, size_text
 from .reach import call, reach
@@ -54,7 +55,7 @@ def body_of(request_file: str | None, text: str | None, model: str | None, *, or
 
 
 def _no_file(name: str) -> str:
-    form = "hexadecimal digits, as `homeprefixd ls` shows them"
+    form = f"hexadecimal digits, as {typed('ls')} shows them"
     if re.fullmatch(r"[0-9a-fA-F]{1,64}", name):
         return f"there is no file {name!r}; an id ({form}) is given as --prefix {name}"
     return f"{name!r} is no id ({form}; given with --prefix), and there is no such file"
@@ -219,7 +220,7 @@ def pin(
     else:
         for one in found["pins"]:
             rest = found.get("prompt_tokens", 0) - one["tokens"]
-            note = f"; {count_text(rest)} more are not stored: `homeprefixd warm` it first" if rest > 0 else ""
+            note = f"; {count_text(rest)} more are not stored: {typed('warm')} it first" if rest > 0 else ""
             output.line(f"pinned {one['id']}, {count_text(one['tokens'])} tokens{note}")
 
 

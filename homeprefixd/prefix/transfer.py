@@ -18,6 +18,7 @@ import xxhash
 
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
 from ..frames import NewNode
+from ..program import typed
 from . import resuming
 from .arena import pages
 from .blocks import (
@@ -99,7 +100,7 @@ def export(
     lease = session.lookup(namespace, tokens, limit=len(tokens) // 4)
     try:
         if not lease.plan:
-            raise NotFoundError("nothing of this prompt is stored: send it first, or `homeprefixd warm` it")
+            raise NotFoundError(f"nothing of this prompt is stored: send it first, or {typed('warm')} it")
         with cache.view() as (tables, _warm):
             window = edges.window if edges is not None else None
             wanted = TokensBE(swap(tokens))

@@ -105,3 +105,12 @@ def test_a_store_that_never_had_this_model_refuses(
     done = command("import", str(out), "--cache-dir", str(other))
     assert done.code != 0
     assert "kv_type: f16 there, q8_0 here" in done.err
+
+
+def test_hints_of_the_store_call_the_command_as_it_was_typed(
+    command: Callable[..., Any], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOMEPREFIXD_PROGRAM", "scripts/run")
+    flags = ("--cache-dir", str(directory))
+    assert "`scripts/run pin` lists" in command("unpin", "--label", "nobody", *flags).err
+    assert "see `scripts/run ls`" in command("pin", "--prefix", "ffffffff", *flags).err

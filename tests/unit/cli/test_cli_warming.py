@@ -201,3 +201,17 @@ def test_what_is_neither_an_id_nor_a_file(command: Callable[..., Any], arguments
     assert (done.code, done.out) == (2, "")
     assert "'house' is no id (hexadecimal digits, as `homeprefixd ls` shows them" in done.err
     assert "there is no such file" in done.err
+
+
+def test_hints_call_the_command_as_it_was_typed(
+    command: Callable[..., Any], daemon: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOMEPREFIXD_PROGRAM", "scripts/run")
+    flags = ("--cache-dir", str(tmp_path))
+    assert "start it with `scripts/run serve`" in command("warm", "--text", "x", *flags).err
+    assert "see `scripts/run warm --help`" in command("warm", *flags).err
+    assert "as `scripts/run ls` shows them" in command("pin", "house", *flags).err
+    assert "an id from `scripts/run ls`" in command("pin", "--prefix", "xyz", *flags).err
+    daemon.answers["POST /cache/pin"] = 200, {"pins": [PIN], "prompt_tokens": 2000}
+    assert "`scripts/run warm` it first" in command("pin", "--text", "x", "--url", daemon.url).out
+    assert "Usage: scripts/run pin " in command("pin", "--help").out
