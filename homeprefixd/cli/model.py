@@ -60,7 +60,7 @@ def ls(url: str | None, as_json: bool, **given: str | None) -> None:
         Column("state"),
         Column("file", right=True),
         Column("memory", right=True),
-        Column("requests", right=True, optional=1),
+        Column("running", right=True, optional=1),
         Column("unloaded in", right=True, optional=2),
     ]
     rows = []
@@ -70,6 +70,8 @@ def ls(url: str | None, as_json: bool, **given: str | None) -> None:
             state += f" {one['progress']:.0%}"
         expires = "never" if one["pinned"] else "" if one["expires"] is None else seconds_text(one["expires"])
         memory = size_text(one["memory"]) if one["memory"] else ""
+        if memory and one["status"]["value"] not in ("loaded", "loading"):
+            memory = f"needs {memory}"
         rows.append([one["id"], state, size_text(one["bytes"]), memory, str(one["requests"]), expires])
     output.table(columns, rows)
     for one in models:

@@ -16,7 +16,7 @@ import click
 
 from ..program import typed
 from .cache import age_seconds, cache_flags, daemon_of, directory_of, identifier
-from .output import Column, Output, age_text, count_text, seconds_text, size_text
+from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
 from .reach import call, reach
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -133,10 +133,18 @@ def warm(
     if as_json:
         output.document(done)
     else:
-        output.line(
-            f"{count_text(done['prompt_tokens'])} tokens are warm: {count_text(done['cached_tokens'])} were,"
-            f" {count_text(done['computed_tokens'])} computed in {seconds_text(done['seconds'])}"
-        )
+        output.line(_warmed(done))
+
+
+def _warmed(done: Mapping[str, Any]) -> str:
+    count = done["prompt_tokens"]
+    tokens, least = counted(count, "token"), done.get("least_tokens", 0)
+    if count < least:
+        return f"{tokens}: too short to be kept, which begins at {counted(least, 'token')}"
+    known, computed = count_text(done["cached_tokens"]), count_text(done["computed_tokens"])
+    were = "was" if done["cached_tokens"] == 1 else "were"
+    time_taken = seconds_text(done["seconds"])
+    return f"{tokens} {'is' if count == 1 else 'are'} warm: {known} {were}, {computed} computed in {time_taken}"
 
 
 @click.command()
@@ -221,7 +229,7 @@ def pin(
         for one in found["pins"]:
             rest = found.get("prompt_tokens", 0) - one["tokens"]
             note = f"; {count_text(rest)} more are not stored: {typed('warm')} it first" if rest > 0 else ""
-            output.line(f"pinned {one['id']}, {count_text(one['tokens'])} tokens{note}")
+            output.line(f"pinned {one['id']}, {counted(one['tokens'], 'token')}{note}")
 
 
 @click.command()
@@ -301,7 +309,7 @@ def _list(output: Output, pins: Sequence[Mapping[str, Any]]) -> None:
             count_text(one["tokens"]),
             "+".join(one["tiers"]) or "not stored",
             age_text(one["created"]),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(one["expires"])) if one["expires"] else "unpinned",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(one["expires"])) if one["expires"] else "for ever",
             one["preview"],
         ]
         for one in pins

@@ -159,8 +159,12 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
 
     Raises TransferError, UnavailableError where there is no room, OSError.
     """
-    if _read(file, len(MAGIC)) != MAGIC:
-        raise TransferError("this is no prefix that `homeprefixd export` has written")
+    begin = file.read(len(MAGIC))
+    if not begin:
+        raise TransferError("it is empty")
+    if begin != MAGIC:
+        cut = MAGIC.startswith(begin)
+        raise TransferError("it is cut short" if cut else f"this is no prefix that {typed('export')} has written")
     header = _get(file, Header)
     if header.format != FORMAT_VERSION:
         raise TransferError(f"its format is {header.format}, this version has {FORMAT_VERSION}")

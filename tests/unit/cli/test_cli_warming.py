@@ -50,6 +50,23 @@ def test_warm(command: Callable[..., Any], daemon: Any, file: Path) -> None:
     assert json.loads(command("warm", str(file), "--url", daemon.url, "--json").out) == WARMED
 
 
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((1, 0, 1, 16), "1 token: too short to be kept, which begins at 16 tokens"),
+        ((15, 0, 15, 16), "15 tokens: too short to be kept"),
+        ((16, 1, 15, 16), "16 tokens are warm: 1 was, 15 computed in 9.50 s"),
+        ((1, 0, 1, 0), "1 token is warm: 0 were, 1 computed"),  # a daemon that keeps everything, or does not say
+    ],
+)
+def test_warm_says_what_is_not_kept(
+    command: Callable[..., Any], daemon: Any, counts: tuple[int, int, int, int], said: str
+) -> None:
+    names = ("prompt_tokens", "cached_tokens", "computed_tokens", "least_tokens")
+    daemon.answers["POST /cache/warm"] = 200, {**WARMED, **dict(zip(names, counts, strict=True))}
+    assert command("warm", "--text", "x", "--url", daemon.url).out.startswith(said)
+
+
 @pytest.mark.parametrize("way", ["--text", "file", "stdin"])
 def test_a_prompt_as_text(
     command: Callable[..., Any], daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -90,6 +107,7 @@ def test_pin(command: Callable[..., Any], daemon: Any, flags: list[str], body: d
         assert "pinned 00ffaa, 1,900 tokens; 100 more are not stored" in done.out
     else:
         assert "house" in done.out
+        assert "for ever" in done.out
     daemon.answers["POST /cache/pin"] = 200, {"pins": []}
     assert "nothing is pinned" in command("pin", "--url", daemon.url).out
 
