@@ -258,10 +258,13 @@ def user_file(environ: Mapping[str, str]) -> Path | None:
 def cache_directory(configured: str, environ: Mapping[str, str]) -> Path:
     """Where the store lies: as configured, else `$CACHE_DIRECTORY` (systemd), else below `$XDG_CACHE_HOME`.
 
-    Raises ConfigError where none of them is there.
+    Raises ConfigError where none of them is there, or it is a file.
     """
     if configured:
-        return Path(configured).expanduser()
+        path = Path(configured).expanduser()
+        if os.path.isfile(path):
+            raise ConfigError(f"cache.dir (--cache-dir): {path} is a file, not a directory")
+        return path
     if environ.get("CACHE_DIRECTORY"):
         return Path(environ["CACHE_DIRECTORY"].split(":")[0])
     base = environ.get("XDG_CACHE_HOME", "")

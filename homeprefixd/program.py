@@ -1,8 +1,10 @@
-"""What hints call the command: as it can be typed again."""
+"""What hints call the commands that they name: as they can be typed."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 
 VARIABLE = "HOMEPREFIXD_PROGRAM"
 
@@ -17,3 +19,8 @@ def program() -> str:
 def typed(arguments: str) -> str:
     """A command for a message, in backquotes: `homeprefixd ls`."""
     return f"`{program()} {arguments}`"
+
+
+def pip_install(arguments: str) -> str:
+    """How to add a package to the environment that this runs in, whose pip is on no PATH."""
+    return f"{shlex.quote(sys.executable)} -m pip install {arguments}"
