@@ -93,9 +93,9 @@ def check_url(url: str) -> None:
     scheme, separator, rest = url.partition("://")
     no_port = not separator and ":" not in url  # port 80 is meant by nobody who does not write http://
     if no_port or (separator and (scheme.lower() not in ("http", "https") or not rest)):
+        what = ", which is no URL" if no_port else ""
         raise ConfigError(
-            f"--url cannot be {url!r}, which is no URL; allowed: an address such as 127.0.0.1:8080, http://... or"
-            " https://..."
+            f"--url cannot be {url!r}{what}; allowed: an address such as 127.0.0.1:8080, http://... or https://..."
         )
     if any(letter.isspace() for letter in url):
         raise ConfigError(f"--url cannot be {url!r}: there is white space in it")
