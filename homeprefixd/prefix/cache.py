@@ -232,17 +232,28 @@ class Cache:
     def _window(self, found: Found) -> tuple[int, int]:
         """Bytes of a match that are kept in RAM at a time; 0 where it can be kept whole, or is there already.
 
-        Also what it may hold. A part of what others may hold is left free, so that each goes on, if slowly.
+        Also `Lease.claim`. A part of what others leave free stays free, so that each goes on, if slowly.
         """
         missing = total = 0
         for node, _use in found.steps:
             total += pages(node.record.size)
             missing += node.record.key not in self.hot.by_key
-        free = max(0, self.arena.allowance - sum(lease.claim for lease in self._leases()))
-        if not missing or total <= free * _WHOLE:
+        if not missing:
+            return 0, 0
+        free = max(0, self.arena.allowance - self._claimed())
+        if total <= free * _WHOLE:
             return 0, total
         window = max(1, free // 2)
         return window, window
+
+    def _claimed(self) -> int:
+        """Bytes of RAM that matches hold, or may come to hold."""
+        claims, held = 0, set[HotNode]()
+        for lease in self._leases():
+            claims += lease.claim
+            if not lease.claim:
+                held.update(lease.held.values())
+        return claims + sum(pages(hot.size) for hot in held)
 
     def _leases(self) -> Iterator[Lease]:
         return (lease for session in self.sessions for lease in session.leases if not lease.released)

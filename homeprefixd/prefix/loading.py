@@ -58,7 +58,7 @@ class Lease:
     released: bool = False
     known: int = 0  # leading tokens that are known, whether they can be resumed or not
     window: int = 0  # 0: not streamed
-    claim: int = 0  # bytes of RAM that it may hold at a time
+    claim: int = 0  # bytes of RAM that it may come to hold at a time; 0: all of it is there
     coming: set[int] = field(default_factory=set)  # indices that are being loaded
     progress: int = 0  # nodes that were taken
 
