@@ -22,6 +22,8 @@ import msgspec
 from .config import GPU_LAYERS_AUTO, KV_TYPES, KV_TYPES_WITHOUT_FLASH, PINNED, Config
 from .config_adapters import AdaptersError, parse_adapters
 from .errors import ConfigError
+from .program import VARIABLE as PROGRAM
+from .program import typed
 
 PREFIX = "HOMEPREFIXD_"
 
@@ -34,7 +36,7 @@ OTHER_VARIABLES: Mapping[str, str] = {
     "HOMEPREFIXD_CONFIG": "the configuration file, where --config is not given",
     "HOMEPREFIXD_DEBUG_LOGITS": "1: replies carry a hash of the first token's logits (`timings.logits_sha256`)",
     OWNER_FD: "number of an open pipe: the daemon stops when nobody holds its other end any more; `demo` sets it",
-    "HOMEPREFIXD_PROGRAM": "what hints call the command; `scripts/run` sets it",
+    PROGRAM: "what hints call the command; `scripts/run` sets it",
     "HOMEPREFIXD_TRACEBACK": "1: the command shows the traceback of an unexpected error",
 }
 """Variables that are not settings, with their meaning. Every other `HOMEPREFIXD_*` must name a setting."""
@@ -256,10 +258,13 @@ def user_file(environ: Mapping[str, str]) -> Path | None:
 def cache_directory(configured: str, environ: Mapping[str, str]) -> Path:
     """Where the store lies: as configured, else `$CACHE_DIRECTORY` (systemd), else below `$XDG_CACHE_HOME`.
 
-    Raises ConfigError where none of them is there.
+    Raises ConfigError where none of them is there, or it is a file.
     """
     if configured:
-        return Path(configured).expanduser()
+        path = Path(configured).expanduser()
+        if os.path.isfile(path):
+            raise ConfigError(f"cache.dir (--cache-dir): {path} is a file, not a directory")
+        return path
     if environ.get("CACHE_DIRECTORY"):
         return Path(environ["CACHE_DIRECTORY"].split(":")[0])
     base = environ.get("XDG_CACHE_HOME", "")
@@ -392,7 +397,7 @@ def _from_environment(environ: Mapping[str, str], known: Mapping[str, Key]) -> d
             continue
         if name not in variables:
             near = _near(name, [*variables, *OTHER_VARIABLES])
-            raise ConfigError(f"{name}: there is no such variable{near}; `homeprefixd config show` lists the settings")
+            raise ConfigError(f"{name}: there is no such variable{near}; {typed('config show')} lists the settings")
         given[variables[name]] = Origin("environment", name), environ[name]
     return given
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from . import listen, machine
+from . import budgets, listen, machine
 from .api.keyring import KeyRing, ring_of, secret_in
 from .config import CacheConfig, Config, ModelsConfig, RecordsConfig, ServerConfig
 from .config_file import Applied, apply_rule
@@ -260,6 +260,7 @@ class Daemon:
         self._systemd = Systemd(environ)
         self._told: DaemonState | None = None
         self._url = ""
+        self._addresses = ""  # for people, where `_url` is for programs on this machine
         self._draining = False
         self._was_ready = False
         self._stop = asyncio.Event()
@@ -317,6 +318,8 @@ class Daemon:
         spare = spare_memory(catalog, config.models.memory)
         try:
             settings = store_settings(config.cache, directory, config.log.level, spare)
+            for line in budgets.warnings(config.cache, directory, size_on_disk(directory)):
+                logger.warning("%s", line)
         except OSError as error:
             raise StoreError(f"{directory}: the cache cannot be kept here: {error.strerror or error}") from error
         budget = model_budget(config.models, settings.hot)
@@ -360,10 +363,10 @@ class Daemon:
         await self._listen(app)
         pool.start()
         self._write_file()
-        self._systemd.notify(READY="1", STATUS=f"serving at {self._url}")
+        self._systemd.notify(READY="1", STATUS=f"serving at {self._addresses}")
         self._watchdog = asyncio.create_task(self._feed_watchdog())
         asked = f"{len(self._keys)} API keys" if self._keys else "no API keys"
-        logger.info("listening at %s, %s, cache in %s", self._url, asked, directory)
+        logger.info("listening at %s, %s, cache in %s", self._addresses, asked, directory)
         self._show()
         await pool.first_loads()
         await asyncio.Event().wait()
@@ -390,6 +393,7 @@ class Daemon:
                 raise listen.refusal(error, self._config.server.host, self._config.server.port) from error
         scheme = "http" if self._tls is None else "https"
         self._url = next(filter(None, (listen.url_of(sock, scheme) for sock in self._sockets)), "")
+        self._addresses = listen.addresses(self._sockets, scheme, self._config.server.ollama_port)
 
     def _write_file(self) -> None:
         if self._directory is None:
@@ -445,9 +449,9 @@ class Daemon:
                 self._was_ready = True
                 count = len(status["models"])
                 what = f"{model} is ready" if count == 1 else f"ready with {count} models"
-                self._say(DaemonState("ready", f"{what} at {self._url}", 1.0, self._url))
+                self._say(DaemonState("ready", f"{what} at {self._addresses}", 1.0, self._url))
             case "no model":
-                self._say(DaemonState("ready", f"ready without a model at {self._url}", 1.0, self._url))
+                self._say(DaemonState("ready", f"ready without a model at {self._addresses}", 1.0, self._url))
             case "loading":
                 text = f"loading {model}" + (f" again: {reason}" if reason else "")
                 self._say(DaemonState("loading", text, progress, self._url))

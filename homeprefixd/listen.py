@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .config import ServerConfig
@@ -146,8 +146,23 @@ def close(sockets: Sequence[socket.socket]) -> None:
 
 def url_of(sock: socket.socket, scheme: str = "http") -> str:
     """The base URL that a program on this machine can use for a listening socket; "" for a Unix socket."""
+    return _url(sock, scheme, {"0.0.0.0": "127.0.0.1", "::": "::1"})
+
+
+def addresses(sockets: Sequence[socket.socket], scheme: str, ollama_port: int) -> str:
+    """Where we listen, for people: as it is bound, so that 0.0.0.0 is seen to be that; one URL for each port."""
+    found: dict[int, str] = {}
+    for sock in sockets:
+        if url := _url(sock, scheme, {}):
+            port = sock.getsockname()[1]
+            found.setdefault(port, f"{url} (for Ollama's clients)" if port == ollama_port else url)
+    return " and ".join(found.values())
+
+
+def _url(sock: socket.socket, scheme: str, instead: Mapping[str, str]) -> str:
+    """`instead`: what is written for a host."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return ""
     host, port = sock.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = instead.get(host, host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -121,30 +121,44 @@ install_clients() {
     }
 }
 
-# prepare [run|dev]: returns at once when .venv is as setup.cfg wants it; two at once take turns.
+# wanted: what .venv is made from, as one line.
+wanted() {
+    { echo "$root"; cat "$root/setup.cfg" "$root/pyproject.toml" "$root/scripts/environment.sh"; } | sha256sum
+}
+
+# is_made KIND: .venv is as setup.cfg wants it.
+is_made() {
+    [[ -x $venv/bin/homeprefixd && $(cat "$venv/.made-for-$1" 2>/dev/null) == "$(wanted)" ]]
+}
+
+# has_clients KIND: what the tests drive the daemon with is there, if it is wanted.
+has_clients() {
+    local clients=$root/tests/clients
+    [[ $1 != dev || $clients/node_modules/.package-lock.json -nt $clients/package-lock.json ]]
+}
+
+# prepare [run|dev]: returns at once when .venv is as setup.cfg wants it, whoever sets up more; else two take turns.
 prepare() {
-    local kind=$1 extra="" stamp wanted lock  # kind dev covers run
+    local kind=$1 extra="" lock  # kind dev covers run
+    if is_made "$kind" && has_clients "$kind"; then
+        return
+    fi
     if [[ $kind == dev ]]; then
         extra="[dev]"
     fi
-    stamp=$venv/.made-for-$kind
     # The lock is on setup.cfg itself: it is there in every checkout, and no file is left behind.
     exec {lock}<"$root/setup.cfg"
     if ! flock --nonblock "$lock"; then
         say "another setup of $venv is running; waiting for it"
         flock "$lock"
     fi
-    wanted=$({ echo "$root"; cat "$root/setup.cfg" "$root/pyproject.toml" "$root/scripts/environment.sh"; } | sha256sum)
-    if [[ ! -x $venv/bin/homeprefixd || $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
+    if ! is_made "$kind"; then
         install "$extra"
-        echo "$wanted" >"$stamp"
+        wanted >"$venv/.made-for-$kind"
         if [[ $kind == dev ]]; then
-            echo "$wanted" >"$venv/.made-for-run"
+            wanted >"$venv/.made-for-run"
         fi
     fi
-    local clients=$root/tests/clients
-    if [[ $kind == dev && ! $clients/node_modules/.package-lock.json -nt $clients/package-lock.json ]]; then
-        install_clients
-    fi
+    has_clients "$kind" || install_clients
     exec {lock}<&-
 }

@@ -139,6 +139,7 @@ async def warm(request: web.Request) -> web.Response:
     if finished is None:
         raise HomeprefixdError("the prompt was not computed to its end")
     timings = finished.timings
+    least = next((info.least for info in request.app[BACKEND].models() if info.alias == alias), 0)
     return json_response(
         {
             "id": generate.rid,
@@ -147,6 +148,7 @@ async def warm(request: web.Request) -> web.Response:
             "cached_tokens": timings.cache_n,
             "computed_tokens": timings.prompt_n,
             "seconds": round(time.monotonic() - began, 3),
+            "least_tokens": least,  # what is shorter is not kept
         }
     )
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import RequestError
 
@@ -65,15 +66,46 @@ def _lines(path: Path) -> Iterator[tuple[float, int, Sequence[int]]]:
             for line in lines:
                 number += 1
                 if line.strip():
-                    entry = json.loads(line)
-                    length, ids = int(entry["input_length"]), [int(i) for i in entry["hash_ids"]]
-                    if length <= 0 or not 0 <= TRACE_TOKENS * len(ids) - length < TRACE_TOKENS:
-                        raise ValueError(f"{len(ids)} hash_ids for an input_length of {length}")
-                    yield float(entry["timestamp"]) / 1000, length, ids
-    except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"{path}:{number}: not a request of a trace: {error!r}") from error
-    except (OSError, EOFError) as error:
-        raise RequestError(f"{path}: cannot be read: {error}") from error
+                    yield _request(line)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: is no text in UTF-8 after line {number}") from error
+    except ValueError as error:
+        raise RequestError(f"{path}:{number}: not a request of a trace: {error}") from error
+    except EOFError as error:
+        raise RequestError(f"{path}: cannot be read: it is cut short after line {number}") from error
+    except (OSError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "it is not what gzip writes"
+        raise RequestError(f"{path}: cannot be read: {reason}") from error
+
+
+def _request(line: str) -> tuple[float, int, Sequence[int]]:
+    """ms of its arrival as s, its tokens, its ids. Raises ValueError, in words."""
+    try:
+        entry = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON (column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]})") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(entry, dict):
+        raise ValueError("it is no object of JSON")
+    missing = [name for name in ("timestamp", "input_length", "hash_ids") if name not in entry]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    at, length = _number(entry, "timestamp"), int(_number(entry, "input_length"))
+    ids = entry["hash_ids"]
+    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+        raise ValueError("hash_ids is no list of whole numbers")
+    if length <= 0 or not 0 <= TRACE_TOKENS * len(ids) - length < TRACE_TOKENS:
+        raise ValueError(f"{len(ids)} hash_ids for an input_length of {length}: there is one for each {TRACE_TOKENS}")
+    return at / 1000, length, ids
+
+
+def _number(entry: Mapping[str, Any], name: str) -> float:
+    """Raises ValueError."""
+    value = entry[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        raise ValueError(f"{name} is no number")
+    return float(value)
 
 
 def _blocks(length: int, ids: Sequence[int], block: int, keys: dict[tuple[bytes, int, int], bytes]) -> Iterator[Block]:

@@ -188,6 +188,7 @@ class Warmed(TypedDict):
     cached_tokens: float
     computed_tokens: float
     seconds: float
+    least_tokens: NotRequired[float]
 
 
 class Matched(TypedDict):

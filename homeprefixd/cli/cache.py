@@ -14,6 +14,7 @@ import click
 
 from ..config_sources import cache_directory
 from ..errors import HomeprefixdError, NotFoundError, UnavailableError
+from ..program import typed
 from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
 from .reach import api_key, call, check_url, reach, remember, running_daemon
 from .settings import json_flag, load_settings, setting_flags
@@ -65,9 +66,7 @@ def daemon_of(url: str | None, given: Mapping[str, str | None]) -> str:
     directory = cache_directory(load_settings(given).config.cache.dir, os.environ)
     found = running_daemon(directory)
     if found is None:
-        raise UnavailableError(
-            f"no daemon runs on {directory}: start it with `homeprefixd serve`, or name one by --url"
-        )
+        raise UnavailableError(f"no daemon runs on {directory}: start it with {typed('serve')}, or name one by --url")
     return found
 
 
@@ -314,7 +313,7 @@ def identifier(text: str) -> str:
     """An id of a prefix as typed. Raises click.UsageError."""
     found = re.fullmatch(r"[0-9a-f]{1,64}", text.strip().lower())
     if not found:
-        raise click.UsageError(f"--prefix cannot be {text!r}; allowed: an id from `homeprefixd ls`, hexadecimal digits")
+        raise click.UsageError(f"--prefix cannot be {text!r}; allowed: an id from {typed('ls')}, hexadecimal digits")
     return found[0]
 
 

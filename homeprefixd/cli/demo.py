@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..errors import ConfigError, HomeprefixdError, ModelError, StoreError, UnavailableError
+from ..program import program
 from .interrupt import ended_by_signals
 from .output import Column, Output, ProgressLine, count_text, seconds_text, size_text
 from .settings import json_flag
@@ -89,11 +89,10 @@ def demo(model: str | None, cache_dir: str | None, keep: bool, as_json: bool) ->
         output.document({"steps": [asdict(step) for step in steps], "cache_dir": kept})
         return
     show(output, steps)
-    program = os.environ.get("HOMEPREFIXD_PROGRAM", "homeprefixd")  # what was typed to come here
     if kept:
-        output.line(f"The cache is kept in {kept}: {program} stats --cache-dir {kept}")
+        output.line(f"The cache is kept in {kept}: {program()} stats --cache-dir {kept}")
         output.line()
-    output.line(APPS.rstrip().replace("PROGRAM", program))
+    output.line(APPS.rstrip().replace("PROGRAM", program()))
 
 
 def show(output: Output, steps: list[Step]) -> None:

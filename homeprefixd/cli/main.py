@@ -16,6 +16,7 @@ import click
 
 from .. import __version__
 from ..errors import HomeprefixdError
+from ..program import program
 from .bench import bench
 from .cache import ls, purge, stats
 from .config import config
@@ -103,7 +104,7 @@ for _command in (
 def run(arguments: Sequence[str]) -> int:
     """Run one command; the process's exit code. Everything that goes wrong is one line on stderr."""
     try:
-        result = cli.main(list(arguments), prog_name="homeprefixd", standalone_mode=False)
+        result = cli.main(list(arguments), prog_name=program(), standalone_mode=False)
         sys.stdout.flush()
     except HomeprefixdError as error:
         return _complain(error.message, error.exit_code)

@@ -11,6 +11,7 @@ import click
 
 from ..config_sources import cache_directory
 from ..errors import ConfigError, NotFoundError
+from ..program import typed
 from .cache import daemon_of, key_flag, url_flag
 from .output import Column, Output, counted, printable, seconds_text, size_text
 from .reach import call, running_daemon
@@ -52,14 +53,14 @@ def ls(url: str | None, as_json: bool, **given: str | None) -> None:
         output.document({"models": models})
         return
     if not models:
-        output.line("no models; `homeprefixd model pull` fetches one into models.dir")
+        output.line(f"no models; {typed('model pull')} fetches one into models.dir")
         return
     columns = [
         Column("model", flexible=True),
         Column("state"),
         Column("file", right=True),
         Column("memory", right=True),
-        Column("requests", right=True, optional=1),
+        Column("running", right=True, optional=1),
         Column("unloaded in", right=True, optional=2),
     ]
     rows = []
@@ -69,6 +70,8 @@ def ls(url: str | None, as_json: bool, **given: str | None) -> None:
             state += f" {one['progress']:.0%}"
         expires = "never" if one["pinned"] else "" if one["expires"] is None else seconds_text(one["expires"])
         memory = size_text(one["memory"]) if one["memory"] else ""
+        if memory and one["status"]["value"] not in ("loaded", "loading"):
+            memory = f"needs {memory}"
         rows.append([one["id"], state, size_text(one["bytes"]), memory, str(one["requests"]), expires])
     output.table(columns, rows)
     for one in models:

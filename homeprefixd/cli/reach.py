@@ -31,6 +31,7 @@ from ..errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from ..program import typed
 from .answers import is_always_there, lack
 
 if TYPE_CHECKING:
@@ -88,12 +89,19 @@ def api_key(file: str | None, environ: Mapping[str, str]) -> str:
 
 
 def check_url(url: str) -> None:
-    """Only what a daemon can be asked by: no `file://`. Raises ConfigError."""
-    scheme, separator, _rest = url.partition("://")
-    if separator and scheme.lower() not in ("http", "https"):
+    """Only what a daemon can be asked by: no `file://`, no word, and not the base of an API. Raises ConfigError."""
+    scheme, separator, rest = url.partition("://")
+    no_port = not separator and ":" not in url  # port 80 is meant by nobody who does not write http://
+    if no_port or (separator and (scheme.lower() not in ("http", "https") or not rest)):
+        what = ", which is no URL" if no_port else ""
         raise ConfigError(
-            f"--url cannot be {url!r}; allowed: an address such as 127.0.0.1:8080, http://... or https://..."
+            f"--url cannot be {url!r}{what}; allowed: an address such as 127.0.0.1:8080, http://... or https://..."
         )
+    if any(letter.isspace() for letter in url):
+        raise ConfigError(f"--url cannot be {url!r}: there is white space in it")
+    base = url.rstrip("/").removesuffix("/v1")
+    if base != url.rstrip("/"):
+        raise ConfigError(f"--url cannot be {url!r}: leave out /v1, which is for clients of the API: {base}")
 
 
 class Cache(Protocol):
@@ -242,6 +250,7 @@ def call(
             raise failure(error, url + path) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
         raise UnavailableError(f"no homeprefixd answers at {url}: {reason}", answered=False) from error
     return understood(answer, url, path)
 
@@ -353,8 +362,8 @@ def known_without_model(body: Mapping[str, Any]) -> dict[str, Any]:
     for field, what in needs.items():
         if field in body:
             raise UnavailableError(
-                f"{what} can be told from others by a running daemon only: start it with `homeprefixd serve`, or name"
-                " the prefix by --prefix and its id from `homeprefixd ls`"
+                f"{what} can be told from others by a running daemon only: start it with {typed('serve')}, or name"
+                f" the prefix by --prefix and its id from {typed('ls')}"
             )
     return dict(body)
 

@@ -96,12 +96,13 @@ def simulate(
         ],
     )
     for one in found:
-        behind = (
-            f"{100 * one.behind:.2f} points behind" if one.behind > 0 else f"{-100 * one.behind:.2f} points ahead of"
-        )
-        output.line(
-            f"{100 * one.budget_share:g} %: {behind} the best simple policy ({one.best}); bound {one.bound:.2%}"
-        )
+        budget, apart = f"{100 * one.budget_share:g} %", difference(one.behind)
+        output.line(f"{budget}: {apart} the best simple policy ({one.best}); bound {one.bound:.2%}")
+
+
+def difference(behind: float) -> str:
+    """From the best simple policy, given as a share: `1.20 points behind`."""
+    return f"{abs(100 * behind):.2f} points {'behind' if behind > 0 else 'ahead of'}"
 
 
 def share(text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +35,8 @@ def top(once: bool, every: float, url: str | None, as_json: bool, **given: str |
         for line in page(call(where, "/cache/overview")):
             output.line(line)
         return
-    _live(where, every)
+    with contextlib.suppress(KeyboardInterrupt):  # it is how one leaves
+        _live(where, every)
 
 
 def _live(where: str, every: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -10,15 +11,15 @@ import shutil
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 
-from ..errors import UnavailableError
+from ..errors import RequestError, UnavailableError
 from .cache import cache_flags, directory_of
-from .output import Output, count_text, counted, size_text
+from .output import Output, counted, size_text
 from .reach import (
     Cache,
     ClosedCache,
@@ -96,7 +97,7 @@ def import_(url: str | None, as_json: bool, source: str, **given: str | None) ->
     stopped; else it is refused, and what differs is named. FILE - is standard input.
     """
     headers = {"Content-Type": "application/octet-stream"}
-    with contextlib.ExitStack() as stack:
+    with _named("standard input" if source == "-" else source), contextlib.ExitStack() as stack:
         if source == "-":
             data: BinaryIO = sys.stdin.buffer
             headers["Transfer-Encoding"] = "chunked"
@@ -118,8 +119,25 @@ def import_(url: str | None, as_json: bool, source: str, **given: str | None) ->
     if as_json:
         output.document(done)
     else:
-        known = f"; {counted(done['known_nodes'], 'block')} were there already" if done["known_nodes"] else ""
-        output.line(f"{count_text(done['tokens'])} tokens, {size_text(done['bytes'])} of state imported{known}")
+        output.line(_imported(done))
+
+
+def _imported(done: Mapping[str, Any]) -> str:
+    """An edge counts as a block, too."""
+    known, blocks = done["known_nodes"], counted(done["nodes"], "block")
+    if known and known >= done["nodes"]:
+        return f"nothing new: {'the 1 block was' if known == 1 else f'all {blocks} were'} there"
+    there = f"; {counted(known, 'block')} {'was' if known == 1 else 'were'} there already" if known else ""
+    return f"{counted(done['tokens'], 'token')}, {size_text(done['bytes'])} of state imported{there}"
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Refusals of a file begin with its name."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"{name}: {error.message}") from error
 
 
 def _export_closed(cache: Cache, prefix: str, out: BinaryIO) -> int:
@@ -166,12 +184,26 @@ def _written(target: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         return
     part = Path(f"{target}.part")
+    with _writing(target):
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        opened = open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")  # noqa: SIM115  # below
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with opened as file:
             yield file
-        part.replace(target)
+        with _writing(target):
+            part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(target: str) -> Iterator[None]:
+    """The name that was given is the one that is told, not that of the part."""
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 def _need_prefix(reply: http.client.HTTPResponse, url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import Any, TypeVar
 
 import click
 
+from ..program import typed
 from .cache import age_seconds, cache_flags, daemon_of, directory_of, identifier
-from .output import Column, Output, age_text, count_text, seconds_text, size_text
+from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
 from .reach import call, reach
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -33,8 +35,10 @@ def prompt_flags(function: Decorated) -> Decorated:
 def body_of(request_file: str | None, text: str | None, model: str | None, *, or_id: bool = False) -> dict[str, Any]:
     """The body of the request that is meant; {} where none is. Raises click.UsageError.
 
-    A file is a request as JSON (with `messages` or `prompt`), or else a prompt's text; `-` is standard input. `or_id`:
-    the command takes ids of prefixes too, so that one may be given in a file's place.
+    A file is a request as JSON (with `messages` or `prompt`), or else a prompt's text; `-` is standard input. What
+    begins as an object of JSON and is no request is refused: it is a request with a mistake in it, and taken as text
+    it would be computed and kept for nothing. `or_id`: the command takes ids of prefixes too, so that one may be given
+    in a file's place.
     """
     if request_file is not None and text is not None:
         raise click.UsageError("give a FILE or --text, not both", click.get_current_context())
@@ -51,7 +55,7 @@ def body_of(request_file: str | None, text: str | None, model: str | None, *, or
 
 
 def _no_file(name: str) -> str:
-    form = "hexadecimal digits, as `homeprefixd ls` shows them"
+    form = f"hexadecimal digits, as {typed('ls')} shows them"
     if re.fullmatch(r"[0-9a-fA-F]{1,64}", name):
         return f"there is no file {name!r}; an id ({form}) is given as --prefix {name}"
     return f"{name!r} is no id ({form}; given with --prefix), and there is no such file"
@@ -67,15 +71,34 @@ def _from_file(name: str) -> dict[str, Any]:
         raise click.UsageError(f"{name} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{name} is neither JSON nor text in UTF-8") from error
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
+    found, problem = _as_json(text.removeprefix("\ufeff"))
     if isinstance(found, dict) and ("messages" in found or "prompt" in found):
         return found
     if isinstance(found, dict | list):
-        raise click.UsageError(f"{name} is JSON, but no request: it has neither `messages` nor `prompt`")
+        raise click.UsageError(
+            f"{name} is JSON, but no request: it has neither `messages` nor `prompt`; {_as_text_anyway(name)}"
+        )
+    if problem and text.removeprefix("\ufeff").lstrip().startswith("{"):
+        raise click.UsageError(
+            f"{name} begins with a brace, as a request in JSON does, but is none: {problem}; correct it, or,"
+            f" {_as_text_anyway(name)}"
+        )
     return {"prompt": text}
+
+
+def _as_json(text: str) -> tuple[Any, str]:
+    """The value, and why there is none; "" if there is."""
+    try:
+        return json.loads(text), ""
+    except json.JSONDecodeError as error:
+        return None, f"line {error.lineno}, column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+        return None, "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _as_text_anyway(name: str) -> str:
+    read = "cat" if name == "-" else f"cat {shlex.quote(name)}"
+    return f'if it is meant as a prompt\'s text, give it as --text "$({read})"'
 
 
 def _read(path: Path) -> bytes:
@@ -99,8 +122,9 @@ def warm(
 ) -> None:
     """Compute a prompt now, so that the next request finds it.
 
-    FILE is the request that is to come, as JSON with `messages` or `prompt`, or else a prompt's text; - is standard
-    input. It goes the way of every request, at background priority, and generates nothing.
+    FILE is the request that is to come, as JSON with `messages` or `prompt`, or else a prompt's text (one that begins
+    with a brace is given by --text); - is standard input. It goes the way of every request, at background priority, and
+    generates nothing.
     """
     body = body_of(request_file, text, model)
     _needed(body)
@@ -109,10 +133,18 @@ def warm(
     if as_json:
         output.document(done)
     else:
-        output.line(
-            f"{count_text(done['prompt_tokens'])} tokens are warm: {count_text(done['cached_tokens'])} were,"
-            f" {count_text(done['computed_tokens'])} computed in {seconds_text(done['seconds'])}"
-        )
+        output.line(_warmed(done))
+
+
+def _warmed(done: Mapping[str, Any]) -> str:
+    count = done["prompt_tokens"]
+    tokens, least = counted(count, "token"), done.get("least_tokens", 0)
+    if count < least:
+        return f"{tokens}: too short to be kept, which begins at {counted(least, 'token')}"
+    known, computed = count_text(done["cached_tokens"]), count_text(done["computed_tokens"])
+    were = "was" if done["cached_tokens"] == 1 else "were"
+    time_taken = seconds_text(done["seconds"])
+    return f"{tokens} {'is' if count == 1 else 'are'} warm: {known} {were}, {computed} computed in {time_taken}"
 
 
 @click.command()
@@ -196,8 +228,8 @@ def pin(
     else:
         for one in found["pins"]:
             rest = found.get("prompt_tokens", 0) - one["tokens"]
-            note = f"; {count_text(rest)} more are not stored: `homeprefixd warm` it first" if rest > 0 else ""
-            output.line(f"pinned {one['id']}, {count_text(one['tokens'])} tokens{note}")
+            note = f"; {count_text(rest)} more are not stored: {typed('warm')} it first" if rest > 0 else ""
+            output.line(f"pinned {one['id']}, {counted(one['tokens'], 'token')}{note}")
 
 
 @click.command()
@@ -277,7 +309,7 @@ def _list(output: Output, pins: Sequence[Mapping[str, Any]]) -> None:
             count_text(one["tokens"]),
             "+".join(one["tiers"]) or "not stored",
             age_text(one["created"]),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(one["expires"])) if one["expires"] else "unpinned",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(one["expires"])) if one["expires"] else "for ever",
             one["preview"],
         ]
         for one in pins

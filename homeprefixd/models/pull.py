@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, HomeprefixdError, ModelError, NotFoundError, UnavailableError
+from ..program import pip_install
 from .catalog import model_parts
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
-
-HOW_TO_INSTALL = "fetching models needs huggingface_hub: pip install 'homeprefixd[pull]'"
 
 _SHOWN = 30  # file names in a message
 
@@ -32,7 +31,8 @@ class Hub:
         try:
             from huggingface_hub import HfApi
         except ImportError as error:
-            raise ConfigError(HOW_TO_INSTALL) from error
+            how = pip_install("'homeprefixd[pull]'")
+            raise ConfigError(f"fetching models needs huggingface_hub: {how}") from error
         self._api: HfApi = HfApi()
 
     @property

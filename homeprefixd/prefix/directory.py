@@ -91,10 +91,11 @@ class Directory:
     """A directory that this process owns until `release`. Raises StoreError if it cannot be a store's.
 
     `create`: make it if it is missing; else a directory without a store in it is refused.
+    `owner`: the process that holds it as others are told, who may want to stop it; None: this one.
     `mounts`: the system's mount table, for tests.
     """
 
-    def __init__(self, path: Path, *, create: bool, mounts: str | None = None) -> None:
+    def __init__(self, path: Path, *, create: bool, owner: int | None = None, mounts: str | None = None) -> None:
         self.path = path
         self.data = path / DATA
         self._marker = path / _MARKER
@@ -123,7 +124,7 @@ class Directory:
             ) from error
         with contextlib.suppress(OSError):  # a full disk: only a message would be the poorer
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(self._lock, f"{owner or os.getpid()}\n".encode(), 0)
 
     @staticmethod
     def _refuse_strange(path: Path) -> None:

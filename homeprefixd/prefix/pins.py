@@ -15,6 +15,7 @@ import msgspec
 
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
 from ..frames import Pin, PinInfo, Unpin
+from ..program import typed
 from . import resuming
 from .blocks import KEY_BYTES, TokensBE, edges_of, swap
 from .disk import Disk, DiskFullError, DiskTroubleError
@@ -171,7 +172,7 @@ class Pins:
         else:
             chosen = self._named(wanted, live)
         if not chosen and not wanted.all:
-            raise NotFoundError("nothing is pinned by that name; `homeprefixd pin` lists what is pinned")
+            raise NotFoundError(f"nothing is pinned by that name; {typed('pin')} lists what is pinned")
         found = self.describe({place: row for place, row in live.items() if place in chosen})
         for place in chosen:
             self._put(place, None)
@@ -220,7 +221,7 @@ class Pins:
             )
         steps = [step for step in found.steps if not step.node.is_edge]
         if not steps:
-            raise NotFoundError("nothing of this prompt is stored: send it first, or `homeprefixd warm` it")
+            raise NotFoundError(f"nothing of this prompt is stored: send it first, or {typed('warm')} it")
         return _place(steps[-1]), steps[-1].node.record.start, namespace
 
     def _tokens(self, wanted: Pin | Unpin) -> tuple[bytes, bytes]:
@@ -233,7 +234,7 @@ class Pins:
         if found is None:
             raise NotFoundError(
                 f"no request {request!r} is remembered (the last ones are, until the store starts again):"
-                " name the prefix by its id from `homeprefixd ls`, or by its prompt"
+                f" name the prefix by its id from {typed('ls')}, or by its prompt"
             )
         return found
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import NotFoundError, RequestError, StoreError
+from ..program import typed
 from .blocks import KEY_BYTES, MODEL_NAME, TokensBE
 from .disk import DiskFullError, DiskTroubleError
 from .tree import NodeTable, Placed, shorter
@@ -237,12 +238,12 @@ def find(cache: Cache, warm: WarmTable | None, prefix: str) -> Placed:
         beginning = bytes.fromhex(wanted[: len(wanted) // 2 * 2])
         int(wanted, 16)
     except ValueError:
-        raise NotFoundError(f"no prefix {prefix!r}: ids are hexadecimal, see `homeprefixd ls`") from None
+        raise NotFoundError(f"no prefix {prefix!r}: ids are hexadecimal, see {typed('ls')}") from None
     found: Victims = {key: hot.node for key, hot in cache.hot.by_key.items() if key.hex().startswith(wanted)}
     if warm is not None:
         found |= {n.record.key: n for n in warm.find(beginning, 32) if n.record.key.hex().startswith(wanted)}
     if not found:
-        raise NotFoundError(f"no prefix {prefix!r}; see `homeprefixd ls` for those that there are")
+        raise NotFoundError(f"no prefix {prefix!r}; see {typed('ls')} for those that there are")
     if len(found) > 1:
         raise NotFoundError(
             f"prefix {prefix!r} means {len(found)} or more; give more of its {ID_CHARACTERS} characters"

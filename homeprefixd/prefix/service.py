@@ -149,7 +149,8 @@ def run(arguments: argparse.Namespace) -> bool:
     disk: Disk | None = None
     if arguments.warm > 0 or arguments.read_only:
         existing = arguments.existing or arguments.read_only
-        directory = Directory(Path(arguments.cache_dir), create=not existing)
+        # Who kills a store gets another one: what can be stopped is the daemon, or the command, that has started it.
+        directory = Directory(Path(arguments.cache_dir), create=not existing, owner=os.getppid())
         if arguments.read_only:
             disk = open_to_read(directory)
         else:

@@ -18,6 +18,7 @@ import xxhash
 
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
 from ..frames import NewNode
+from ..program import typed
 from . import resuming
 from .arena import pages
 from .blocks import (
@@ -99,7 +100,7 @@ def export(
     lease = session.lookup(namespace, tokens, limit=len(tokens) // 4)
     try:
         if not lease.plan:
-            raise NotFoundError("nothing of this prompt is stored: send it first, or `homeprefixd warm` it")
+            raise NotFoundError(f"nothing of this prompt is stored: send it first, or {typed('warm')} it")
         with cache.view() as (tables, _warm):
             window = edges.window if edges is not None else None
             wanted = TokensBE(swap(tokens))
@@ -158,8 +159,12 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
 
     Raises TransferError, UnavailableError where there is no room, OSError.
     """
-    if _read(file, len(MAGIC)) != MAGIC:
-        raise TransferError("this is no prefix that `homeprefixd export` has written")
+    begin = file.read(len(MAGIC))
+    if not begin:
+        raise TransferError("it is empty")
+    if begin != MAGIC:
+        cut = MAGIC.startswith(begin)
+        raise TransferError("it is cut short" if cut else f"this is no prefix that {typed('export')} has written")
     header = _get(file, Header)
     if header.format != FORMAT_VERSION:
         raise TransferError(f"its format is {header.format}, this version has {FORMAT_VERSION}")

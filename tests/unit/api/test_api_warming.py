@@ -33,6 +33,7 @@ class TestWarm:
         assert (reply.status, body["prompt_tokens"], body["cached_tokens"], body["computed_tokens"]) == (
             200, 100, 64, 36,
         )  # fmt: skip
+        assert body["least_tokens"] == 16
         asked = backend.asked
         assert (asked.max_tokens, asked.priority, asked.stream, asked.stop) == (0, "background", False, [])
         assert asked.messages is not None

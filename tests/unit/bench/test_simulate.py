@@ -16,6 +16,7 @@ from homeprefixd.bench.evictors import BOUND, EVICTORS, OURS, SIMPLE
 from homeprefixd.bench.simulate import Outcome, Prefill, simulate, unbounded_tokens, verdicts
 from homeprefixd.bench.traces import read_trace
 from homeprefixd.cli.main import run
+from homeprefixd.cli.simulate import difference
 from homeprefixd.errors import RequestError
 
 Prompt = Sequence[int]
@@ -120,22 +121,50 @@ def test_the_verdict_names_the_best_simple_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["{", "[]", '{"timestamp": 0}', '{"timestamp": 0, "input_length": 9, "hash_ids": []}', "\x00", ""],
+    ("line", "why"),
+    [
+        ("{", "it is no JSON (column 2: "),
+        ("[]", "it is no object of JSON"),
+        ('{"timestamp": 0}', "input_length and hash_ids are missing"),
+        ('{"timestamp": 0, "hash_ids": []}', "input_length is missing"),
+        ('{"timestamp": 0, "input_length": 9, "hash_ids": []}', "0 hash_ids for an input_length of 9"),
+        ('{"timestamp": 0, "input_length": 9, "hash_ids": 5}', "hash_ids is no list of whole numbers"),
+        ('{"timestamp": 0, "input_length": 9, "hash_ids": ["a"]}', "hash_ids is no list of whole numbers"),
+        ('{"timestamp": null, "input_length": 9, "hash_ids": [1]}', "timestamp is no number"),
+        ('{"timestamp": 0, "input_length": Infinity, "hash_ids": [1]}', "input_length is no number"),
+        ("\x00", "it is no JSON"),
+        ("[" * 100_000, "it is n"),
+    ],
+    ids=range(11),
 )
-def test_bad_traces(tmp_path: Path, line: str) -> None:
+def test_bad_traces(tmp_path: Path, line: str, why: str) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(RequestError, match=r"t\.jsonl"):
+    good = '{"timestamp": 0, "input_length": 9, "hash_ids": [1]}'
+    path.write_text(f"{good}\n{line}\n")
+    with pytest.raises(RequestError) as caught:
         read_trace(path)
+    assert caught.value.message.startswith(f"{path}:2: not a request of a trace: {why}")
+
+
+def test_an_empty_trace(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("\n")
+    with pytest.raises(RequestError, match="no request is in it"):
+        read_trace(tmp_path / "t.jsonl")
 
 
 def test_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="cannot be read"):
+    with pytest.raises(RequestError, match=r"none\.jsonl: cannot be read: No such file or directory$"):
         read_trace(tmp_path / "none.jsonl")
     (tmp_path / "t.gz").write_bytes(b"not compressed")
-    with pytest.raises(RequestError, match="cannot be read"):
+    with pytest.raises(RequestError, match=r"t\.gz: cannot be read: it is not what gzip writes$"):
         read_trace(tmp_path / "t.gz")
+    whole = write(tmp_path / "u.gz", chats(50)).read_bytes()
+    (tmp_path / "u.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RequestError, match="it is cut short after line"):
+        read_trace(tmp_path / "u.gz")
+    (tmp_path / "t.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(RequestError, match="is no text in UTF-8"):
+        read_trace(tmp_path / "t.jsonl")
 
 
 class TestCommand:
@@ -148,6 +177,19 @@ class TestCommand:
         out = capsys.readouterr().out
         assert all(name in out for name in EVICTORS)
         assert "the best simple policy" in out
+
+    @pytest.mark.parametrize(
+        ("behind", "said"),
+        [
+            (0.0, "0.00 points ahead of"),
+            (0.004e-2, "0.00 points"),
+            (0.01, "1.00 points behind"),
+            (-0.02, "2.00 points ahead"),
+        ],
+    )
+    def test_no_figure_is_minus_nothing(self, behind: float, said: str) -> None:
+        assert difference(behind).startswith(said)
+        assert "-" not in difference(behind)
 
     def test_json_and_page(self, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         html = tmp_path / "page.html"

@@ -30,7 +30,7 @@ def command(
 ) -> Callable[..., Result]:
     """`homeprefixd ARGS` in this process, in a home of its own."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "CACHE_DIRECTORY"):
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "CACHE_DIRECTORY", "HOMEPREFIXD_PROGRAM"):
         monkeypatch.delenv(name, raising=False)
 
     def runner(*arguments: str) -> Result:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,7 @@ def test_a_prefix_goes_from_one_closed_store_to_another(
     assert (done.code, done.err) == (0, "")
     assert "3,200 tokens" in done.out
     assert first_id(command, other) == node
-    assert "50 blocks were there already" in command("import", str(out), *flags).out
+    assert command("import", str(out), *flags).out == "nothing new: all 50 blocks were there\n"
     found = json.loads(command("verify", *flags, "--json").out)
     assert (found["nodes"], found["damaged"]) == (50, 0)
 
@@ -105,3 +107,38 @@ def test_a_store_that_never_had_this_model_refuses(
     done = command("import", str(out), "--cache-dir", str(other))
     assert done.code != 0
     assert "kv_type: f16 there, q8_0 here" in done.err
+
+
+def test_hints_of_the_store_call_the_command_as_it_was_typed(
+    command: Callable[..., Any], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOMEPREFIXD_PROGRAM", "scripts/run")
+    flags = ("--cache-dir", str(directory))
+    assert "`scripts/run pin` lists" in command("unpin", "--label", "nobody", *flags).err
+    assert "see `scripts/run ls`" in command("pin", "--prefix", "ffffffff", *flags).err
+
+
+def test_files_are_called_what_they_were_called(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
+    flags = ("--cache-dir", str(directory))
+    node = first_id(command, directory)
+    (tmp_path / "folder").mkdir()
+    for target, why in (("none/x", "No such file or directory"), ("folder", "Is a directory")):
+        done = command("export", "--prefix", node, "-o", str(tmp_path / target), *flags)
+        assert done.code == 2
+        assert done.err == f"homeprefixd: error: {tmp_path / target} cannot be written: {why}\n"
+    assert list(tmp_path.glob("*.part")) == []
+    file = tmp_path / "x"
+    for data, why in ((b"", "it is empty"), (b"homeprefixd", "it is cut short"), (b"GGUF" * 9, "this is no prefix")):
+        file.write_bytes(data)
+        done = command("import", str(file), *flags)
+        assert done.code == 2
+        assert done.err.startswith(f"homeprefixd: error: {file}: {why}")
+
+
+def test_an_empty_standard_input_is_said_to_be_that(
+    command: Callable[..., Any], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        done = command("import", "-", "--cache-dir", str(directory))
+    assert (done.code, done.err) == (2, "homeprefixd: error: standard input: it is empty\n")

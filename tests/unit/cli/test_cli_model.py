@@ -50,12 +50,15 @@ def test_ls(command: Command, models: Daemon) -> None:
     done = command("model", "ls", "--url", models.url)
     assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[0].split() == ["model", "state", "file", "memory", "requests", "unloaded", "in"]
+    assert lines[0].split() == ["model", "state", "file", "memory", "running", "unloaded", "in"]
     assert lines[1].split() == ["a", "loaded", "2.0", "GiB", "3.0", "GiB", "2", "never"]
     assert "failed" in lines[2]
     assert "loading 25%" in lines[3]
     assert lines[4] == "b: /m/b.gguf is damaged"
+    assert "3.0 GiB" in lines[3]
     assert len(json.loads(command("model", "ls", "--json", "--url", models.url).out)["models"]) == 3
+    models.answers["GET /models/details"] = 200, {"models": [entry("a", "unloaded")]}
+    assert "needs 3.0 GiB" in command("model", "ls", "--url", models.url).out
 
 
 def test_ls_without_a_daemon_tells_the_settings(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 import tomllib
@@ -109,6 +112,24 @@ def test_top_without_a_store_or_a_request(command: Callable[..., Any], seen: Any
     said = command("top", "--url", seen.url, "--once").out
     assert "the store is away" in said
     assert "nothing" in said
+
+
+def test_ctrl_c_is_how_one_leaves_top(seen: Any) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "homeprefixd", "top", "--url", seen.url]
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environ) as process:
+        os.close(theirs)
+        shown = b""
+        while b"smol ok" not in shown:
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # EIO: it has ended
+            while os.read(ours, 4096):
+                pass
+        said = process.stderr.read() if process.stderr is not None else b""
+    os.close(ours)
+    assert (process.returncode, said) == (0, b"")
 
 
 def test_explain(command: Callable[..., Any], seen: Any) -> None:

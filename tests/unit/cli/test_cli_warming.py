@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,23 @@ def test_warm(command: Callable[..., Any], daemon: Any, file: Path) -> None:
     assert json.loads(command("warm", str(file), "--url", daemon.url, "--json").out) == WARMED
 
 
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((1, 0, 1, 16), "1 token: too short to be kept, which begins at 16 tokens"),
+        ((15, 0, 15, 16), "15 tokens: too short to be kept"),
+        ((16, 1, 15, 16), "16 tokens are warm: 1 was, 15 computed in 9.50 s"),
+        ((1, 0, 1, 0), "1 token is warm: 0 were, 1 computed"),  # a daemon that keeps everything, or does not say
+    ],
+)
+def test_warm_says_what_is_not_kept(
+    command: Callable[..., Any], daemon: Any, counts: tuple[int, int, int, int], said: str
+) -> None:
+    names = ("prompt_tokens", "cached_tokens", "computed_tokens", "least_tokens")
+    daemon.answers["POST /cache/warm"] = 200, {**WARMED, **dict(zip(names, counts, strict=True))}
+    assert command("warm", "--text", "x", "--url", daemon.url).out.startswith(said)
+
+
 @pytest.mark.parametrize("way", ["--text", "file", "stdin"])
 def test_a_prompt_as_text(
     command: Callable[..., Any], daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -89,6 +107,7 @@ def test_pin(command: Callable[..., Any], daemon: Any, flags: list[str], body: d
         assert "pinned 00ffaa, 1,900 tokens; 100 more are not stored" in done.out
     else:
         assert "house" in done.out
+        assert "for ever" in done.out
     daemon.answers["POST /cache/pin"] = 200, {"pins": []}
     assert "nothing is pinned" in command("pin", "--url", daemon.url).out
 
@@ -141,6 +160,38 @@ def test_json_that_is_no_request(command: Callable[..., Any], daemon: Any, tmp_p
     assert command("warm", str(tmp_path / "x.json"), "--url", daemon.url).code == 2
 
 
+@pytest.mark.parametrize("name", ["warm", "match", "pin", "export", "unpin"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"messages": [\n  {"role" "user"}]}', "line 2, column 11: expecting ':' delimiter"),
+        ('\n {"messages": [', "line 2, column 16: expecting value"),
+        ("{" * 20, "line 1, column 2: expecting property name"),
+        ('{"a": ' * 100_000, "begins with a brace"),
+    ],
+    ids=["no colon", "cut off", "no key", "deep"],
+)
+def test_a_request_with_a_mistake_is_not_taken_as_text(
+    command: Callable[..., Any], daemon: Any, tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    file = tmp_path / "it's.json"
+    file.write_text(text)
+    done = command(name, str(file), "--url", daemon.url, *(["-o", str(tmp_path / "out")] if name == "export" else []))
+    assert (done.code, done.out, daemon.asked) == (2, "", [])
+    assert said in done.err
+    assert f"""--text "$(cat {shlex.quote(str(file))})\"""" in done.err
+
+
+def test_text_that_begins_otherwise_is_text(command: Callable[..., Any], daemon: Any, tmp_path: Path) -> None:
+    daemon.answers["POST /cache/warm"] = 200, WARMED
+    for text in ("Say {this}", "[INST] Hi", '"quoted'):
+        (tmp_path / "prompt.txt").write_text(text)
+        assert command("warm", str(tmp_path / "prompt.txt"), "--url", daemon.url).code == 0
+        assert daemon.asked[-1] == ("POST /cache/warm", {"prompt": text})
+    assert command("warm", "--text", "{not JSON", "--url", daemon.url).code == 0
+    assert daemon.asked[-1] == ("POST /cache/warm", {"prompt": "{not JSON"})
+
+
 def test_without_a_daemon(command: Callable[..., Any], tmp_path: Path) -> None:
     done = command("warm", "--text", "x", "--cache-dir", str(tmp_path))
     assert (done.code, "homeprefixd serve" in done.err) == (5, True)
@@ -168,3 +219,17 @@ def test_what_is_neither_an_id_nor_a_file(command: Callable[..., Any], arguments
     assert (done.code, done.out) == (2, "")
     assert "'house' is no id (hexadecimal digits, as `homeprefixd ls` shows them" in done.err
     assert "there is no such file" in done.err
+
+
+def test_hints_call_the_command_as_it_was_typed(
+    command: Callable[..., Any], daemon: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOMEPREFIXD_PROGRAM", "scripts/run")
+    flags = ("--cache-dir", str(tmp_path))
+    assert "start it with `scripts/run serve`" in command("warm", "--text", "x", *flags).err
+    assert "see `scripts/run warm --help`" in command("warm", *flags).err
+    assert "as `scripts/run ls` shows them" in command("pin", "house", *flags).err
+    assert "an id from `scripts/run ls`" in command("pin", "--prefix", "xyz", *flags).err
+    daemon.answers["POST /cache/pin"] = 200, {"pins": [PIN], "prompt_tokens": 2000}
+    assert "`scripts/run warm` it first" in command("pin", "--text", "x", "--url", daemon.url).out
+    assert "Usage: scripts/run pin " in command("pin", "--help").out

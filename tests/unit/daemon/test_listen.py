@@ -40,7 +40,20 @@ def test_all_addresses_of_a_name_get_the_same_port() -> None:
 def test_every_address_of_the_machine() -> None:
     [sock] = listen.bind(ServerConfig(host="0.0.0.0", port=0))
     with sock:
-        assert listen.url_of(sock).startswith("http://127.0.0.1:")
+        port = sock.getsockname()[1]
+        assert listen.url_of(sock) == f"http://127.0.0.1:{port}"
+        assert listen.addresses([sock], "https", 0) == f"https://0.0.0.0:{port}"
+
+
+def test_people_are_told_each_port_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        second = free.getsockname()[1]
+    with bound(ServerConfig(host="localhost", port=0, ollama_port=second)) as sockets:
+        first = sockets[0].getsockname()[1]
+        said = listen.addresses(sockets, "http", second)
+    [one, two] = said.split(" and ")
+    assert one.endswith(f":{first}")
+    assert two.endswith(f":{second} (for Ollama's clients)")
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")

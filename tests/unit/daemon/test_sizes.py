@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homeprefixd import daemon, machine
+from homeprefixd import budgets, daemon, machine
 from homeprefixd.config import CacheConfig
 from homeprefixd.models.catalog import Catalog, ModelSpec
 
@@ -49,6 +49,18 @@ def test_what_the_cache_holds_already_counts_as_free(tmp_path: Path, monkeypatch
         file.truncate(100 * GIB)  # sparse: only what is allocated counts
     chosen = daemon.store_settings(CacheConfig(), tmp_path, "info", machine.available_memory())
     assert chosen.warm == pytest.approx((GIB + (50 << 20)) / 5, rel=0.01)
+
+
+def test_budgets_that_the_machine_cannot_fill_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, 20 * GIB, 50 * GIB)
+    monkeypatch.setattr(machine, "total_memory", lambda: 23 * GIB)
+    hot, warm = budgets.warnings(CacheConfig(hot=900 * GIB, warm=60 << 40), tmp_path, 6 * GIB)
+    assert hot.startswith("cache.hot is 900.0 GiB, but 20.0 GiB of memory are free (of 23.0 GiB)")
+    assert warm.startswith(f"cache.warm is 61,440.0 GiB, but the disk of {tmp_path} has room for 56.0 GiB")
+    assert budgets.warnings(CacheConfig(hot=20 * GIB, warm=56 * GIB), tmp_path, 6 * GIB) == []
+    assert len(budgets.warnings(CacheConfig(hot=21 * GIB, warm=57 * GIB), tmp_path, 6 * GIB)) == 2
+    machine_with(monkeypatch, 1, 1)
+    assert budgets.warnings(CacheConfig(), tmp_path, 0) == []
 
 
 def test_lines_for_the_journal_carry_their_priority() -> None:

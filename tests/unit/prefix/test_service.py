@@ -313,7 +313,7 @@ class TestRefusals:
         first.greet()
         code, said = start_store(tmp_path).stop()
         assert code == 6
-        assert f"in use by another homeprefixd (process {first.process.pid})" in said
+        assert f"in use by another homeprefixd (process {os.getpid()})" in said
         assert "Traceback" not in said
         assert first.stats()["warm"]["state"] == "ok"
 
