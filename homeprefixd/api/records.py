@@ -21,6 +21,7 @@ import msgspec
 from ..explain.conclude import Explanation, OtherModel, conclude
 from ..explain.models_seen import ModelsSeen
 from ..frames import Account, Finished, GateDecision, Generate, Progress, SectionTokens
+from .figures_file import MOST_MODELS, Day, Figures, FiguresFile, Rate
 
 State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]
 """The last four are ends: whole, given up by the client, the request's fault, ours."""
@@ -84,19 +85,6 @@ class Record(msgspec.Struct, omit_defaults=True):
         return self.prompt > 0 and self.reused >= CACHED * self.prompt
 
 
-class Day(msgspec.Struct):
-    """Sums of one day, local time, since the daemon's start at most."""
-
-    date: str = ""
-    requests: int = 0
-    failed: int = 0
-    prompt: int = 0
-    reused: int = 0
-    generated: int = 0
-    saved_s: float = 0.0
-    lost_s: float = 0.0
-
-
 class App(msgspec.Struct):
     """How one app's prompts fare, over the records that are kept."""
 
@@ -122,19 +110,28 @@ class Records:
         clock: Callable[[], float] = time.time,
         close: Callable[[], None] = lambda: None,
         explain: bool = True,
+        figures: FiguresFile | None = None,
+        path_of: Callable[[str], str] = lambda model: "",
     ) -> None:
         """`keep`: records of ended requests. `sink` gets each when it has ended; `close`, which may wait for a disk, is
-        called at the end. `clock`: Unix time, s. `explain` False: it is not noted which model a chat was sent to."""
+        called at the end. `clock`: Unix time, s. `explain` False: it is not noted which model a chat was sent to.
+
+        `figures`: keeps the day's sums and the rates over restarts. `path_of`: the file of a model, "" if not known.
+        """
         self._close = close
+        self._figures = figures
+        self._path_of = path_of
+        kept = figures.read() if figures is not None else Figures()
         self.running: dict[str, Record] = {}
         self.recent: deque[Record] = deque(maxlen=keep)
-        self.day = Day()
+        self.day = kept.day
         self._sink = sink
         self._clock = clock
         self._numbers = itertools.count(1)
         self._models_seen = ModelsSeen() if explain else None
         self._others: dict[str, OtherModel] = {}  # of requests that run, by id
-        self._rates: dict[str, float] = {}  # prefill by model, tokens per second
+        self._rates: dict[str, float] = {}  # prefill by model, tokens per second, as measured by this process
+        self._kept_rates = kept.rates  # the same, and those of earlier processes
         self._watchers: set[asyncio.Event] = set()
         self._begin = clock()
 
@@ -209,21 +206,36 @@ class Records:
         day.generated += record.generated
         day.saved_s += record.saved_s or 0.0
         day.lost_s += record.lost_s
+        day.unmeasured += bool(record.ended and record.reused and record.saved_s is None)
+        if self._figures is not None:
+            self._figures.put(Figures(day=day, rates=self._kept_rates))
         if self._sink is not None:
             self._sink(record)
         self.changed()
 
     def _rate(self, model: str, tokens: int, seconds: float) -> float:
-        """Tokens of prefill per second, learnt from what each request had to compute; 0 while it is not known."""
+        """Tokens of prefill per second, learnt from what each request had to compute; 0 while it is not known.
+
+        Until this process has computed something it is the rate that an earlier one has measured.
+        """
         known = self._rates.get(model, 0.0)
         if tokens >= _RATE_TOKENS and seconds > 0:
             now = tokens / seconds
             known = self._rates[model] = _RATE_MEMORY * known + (1 - _RATE_MEMORY) * now if known else now
+            self._kept_rates.pop(model, None)
+            self._kept_rates[model] = Rate(known, self._path_of(model))
+            if len(self._kept_rates) > MOST_MODELS:
+                del self._kept_rates[next(iter(self._kept_rates))]
+        if not known and model in self._kept_rates:
+            kept = self._kept_rates[model]
+            known = kept.tokens_per_s if kept.path == self._path_of(model) else 0.0
         return known
 
     async def close(self) -> None:
-        """At the daemon's end: what the sink still has to write is written."""
+        """At the daemon's end: what the sink and the file of figures still have to write is written."""
         await asyncio.to_thread(self._close)
+        if self._figures is not None:
+            await asyncio.to_thread(self._figures.close)
 
     # ------------------------------------------------------------------------------------------------- reading
 

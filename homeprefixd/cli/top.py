@@ -76,10 +76,11 @@ def page(state: Mapping[str, Any]) -> list[str]:
 
 
 def _today(today: Mapping[str, Any]) -> str:
+    unknown = today.get("unmeasured") and not today["saved_s"]
     said = [
         f"{count_text(today['requests'])} requests",
         f"{_percent(today['reused'], today['prompt'])} of prompt tokens reused",
-        f"{duration(today['saved_s'])} saved",
+        "how much time that saved is not known yet" if unknown else f"{duration(today['saved_s'])} saved",
     ]
     if today["lost_s"] >= 0.05:
         said.append(f"{duration(today['lost_s'])} lost")
