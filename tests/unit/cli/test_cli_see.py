@@ -190,3 +190,18 @@ def test_stats_say_what_was_saved_today(command: Callable[..., Any], seen: Any) 
     assert "saved today 71.50 s" in rows
     assert "first token, median cold 9.83 s, warm 112 ms" in rows
     assert "lost by HomeApp lost 9.7 s since 08:00, most of it to a clock" in rows
+
+
+def test_a_saving_that_is_not_known_is_not_told_as_none(command: Callable[..., Any], seen: Any) -> None:
+    from test_cli_cache import STATS
+
+    seen.answers["GET /cache/stats"] = 200, STATS
+    for saved, stats, top in (
+        (0.0, "saved today not known yet: how fast this model computes was not measured", "is not known yet"),
+        (71.5, "saved today 71.50 s, and what 2 requests saved before it could be measured", "72 s saved"),
+    ):
+        today = {**OVERVIEW["today"], "saved_s": saved, "unmeasured": 2}
+        seen.answers["GET /cache/overview"] = 200, {**OVERVIEW, "today": today}
+        rows = [" ".join(line.split()) for line in command("stats", "--url", seen.url).out.splitlines()]
+        assert stats in rows
+        assert top in command("top", "--url", seen.url).out
