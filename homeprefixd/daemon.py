@@ -420,7 +420,8 @@ class Daemon:
         """Read the file of API keys again; what is wrong in it is logged, and the old ones stay."""
         try:
             self._keys.reload()
-            logger.info("%d API keys", len(self._keys))
+            if self._keys:
+                logger.info("%d API keys", len(self._keys))
             if self._store is not None:
                 self._store.set_key_shares(self._keys.shares())
         except ConfigError as error:

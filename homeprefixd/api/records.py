@@ -75,6 +75,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     lost: int = 0  # tokens that were computed though they were known
     lost_s: float = 0.0
     explanation: Explanation | None = None
+    warming: bool = False  # by hand, ahead of its need: it counts neither for the day nor for an app
 
     @property
     def over(self) -> bool:
@@ -152,6 +153,7 @@ class Records:
             priority=request.priority,
             stream=request.stream,
             not_stored="" if request.cache else "the request asked for no cache (`cache_prompt`: false)",
+            warming=request.warming,
         )
 
     def begin(self, record: Record) -> None:
@@ -198,20 +200,25 @@ class Records:
         record.number = next(self._numbers)
         record.state, record.error, record.total_ms = state, error, total_ms
         self.recent.append(record)
+        if not record.warming:
+            self._count(record)
+        if self._figures is not None:
+            self._figures.put(Figures(day=self.today(), rates=self._kept_rates))
+        if self._sink is not None:
+            self._sink(record)
+        self.changed()
+
+    def _count(self, record: Record) -> None:
+        """It belongs to today."""
         day = self.today()
         day.requests += 1
-        day.failed += state == "failed"
+        day.failed += record.state == "failed"
         day.prompt += record.reused + record.computed
         day.reused += record.reused
         day.generated += record.generated
         day.saved_s += record.saved_s or 0.0
         day.lost_s += record.lost_s
         day.unmeasured += bool(record.ended and record.reused and record.saved_s is None)
-        if self._figures is not None:
-            self._figures.put(Figures(day=day, rates=self._kept_rates))
-        if self._sink is not None:
-            self._sink(record)
-        self.changed()
 
     def _rate(self, model: str, tokens: int, seconds: float) -> float:
         """Tokens of prefill per second, learnt from what each request had to compute; 0 while it is not known.
@@ -268,6 +275,8 @@ class Records:
         apps: dict[str, App] = {}
         worst: dict[str, float] = {}
         for record in self.recent:
+            if record.warming:
+                continue
             app = apps.setdefault(record.app, App(record.app))
             app.requests += 1
             app.prompt += record.reused + record.computed

@@ -135,7 +135,7 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         reason = worker.get("reason") or worker.get("cache_reason") or ""
         rows.append((f"model {worker['alias']}", ": ".join(filter(None, (worker["state"], reason)))))
     if "daemon" in figures:
-        rows.append(("hot, in RAM", _tier(hot, f"{size_text(hot['bytes'])} of {size_text(hot['limit'])}")))
+        rows.append(("hot, in RAM", _tier(hot, f"{size_text(hot['bytes'])} of {allowed(hot)}")))
         disk = f"{size_text(warm['bytes'])} of {size_text(warm['limit'])}"
     else:
         disk = size_text(warm["bytes"])  # the limit is the daemon's, and it is not running
@@ -168,6 +168,12 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("damaged, lost, errors", ", ".join(count_text(counters[name]) for name in ("damaged", "lost", "errors"))),
         ]
     return rows
+
+
+def allowed(tier: Mapping[str, Any]) -> str:
+    """The bytes that a tier may use now; they are fewer after a reload that says so, and while memory is short."""
+    now, limit = tier.get("allowance", tier["limit"]), tier["limit"]
+    return size_text(limit) if now >= limit else f"{size_text(now)} ({size_text(limit)} at the start)"
 
 
 def _wear(writes: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..errors import UnavailableError
-from .cache import cache_flags, daemon_of
+from .cache import allowed, cache_flags, daemon_of
 from .output import Output, count_text, printable, seconds_text, size_text
 from .reach import call
 
@@ -94,8 +94,8 @@ def _tiers(store: Mapping[str, Any] | None) -> str:
         return "cache     the store is away: requests are computed"
     said = []
     for name, key in (("RAM", "hot"), ("disk", "warm")):
-        used, limit = store[key]["bytes"], store[key]["limit"]
-        said.append(f"{name} {_bar(used, limit)} {size_text(used)} of {size_text(limit)}")
+        used, now = store[key]["bytes"], store[key].get("allowance", store[key]["limit"])
+        said.append(f"{name} {_bar(used, now)} {size_text(used)} of {allowed(store[key])}")
     return "cache     " + "   ".join(said)
 
 

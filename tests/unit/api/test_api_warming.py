@@ -35,6 +35,7 @@ class TestWarm:
         )  # fmt: skip
         asked = backend.asked
         assert (asked.max_tokens, asked.priority, asked.stream, asked.stop) == (0, "background", False, [])
+        assert asked.warming
         assert asked.messages is not None
         assert asked.messages[0].content == "Hello"
         assert body["id"] == asked.rid == "warm-id0"

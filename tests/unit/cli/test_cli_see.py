@@ -102,6 +102,13 @@ def test_top_in_a_pipe(command: Callable[..., Any], seen: Any) -> None:
     assert json.loads(command("top", "--url", seen.url, "--json").out) == OVERVIEW
 
 
+def test_top_of_a_hot_tier_that_was_lowered(command: Callable[..., Any], seen: Any) -> None:
+    store = {**OVERVIEW["store"], "hot": {"bytes": 50 << 20, "limit": 2 << 30, "allowance": 100 << 20}}
+    seen.answers["GET /cache/overview"] = 200, {**OVERVIEW, "store": store}
+    said = command("top", "--url", seen.url).out
+    assert "RAM ██████████░░░░░░░░░░ 50.0 MiB of 100 MiB (2.0 GiB at the start)" in said
+
+
 def test_top_without_a_store_or_a_request(command: Callable[..., Any], seen: Any) -> None:
     none = {"cold": None, "warm": None}
     empty = {**OVERVIEW, "store": None, "running": [], "recent": [], "apps": [], "first_ms": none}
