@@ -116,6 +116,7 @@ class ObservedGeneration:
         except BaseException:
             self._end("left")
             raise
+        self._record.load_ms = 1e3 * getattr(self._inner, "waited", 0.0)
         return self
 
     async def __aexit__(self, *exc: object) -> None:

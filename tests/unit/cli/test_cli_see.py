@@ -129,6 +129,19 @@ def test_explain(command: Callable[..., Any], seen: Any) -> None:
     assert command("explain", "chatcmpl-2", "--url", seen.url).code == 4
 
 
+def test_explain_names_what_was_waited_for(command: Callable[..., Any], seen: Any) -> None:
+    for waits, lines in (
+        ({"load_ms": 2600.0, "queue_ms": 2.0}, ["2.60 s of it: the model was loaded first"]),
+        ({"queue_ms": 31600.0}, ["31.60 s of it: it waited for its turn, behind other requests"]),
+        ({"queue_ms": 31600.0, "first_ms": 0.0}, ["31.60 s: it waited for its turn, behind other requests"]),
+        ({"load_ms": 0.1, "queue_ms": 2.0}, []),
+    ):
+        record = {**RECORD, **waits}
+        seen.answers["GET /cache/explain/last"] = 200, {"record": record, "explanation": EXPLANATION}
+        said = command("explain", "--url", seen.url).out.splitlines()
+        assert [line for line in said if "loaded first" in line or "its turn" in line] == lines
+
+
 def test_explain_says_what_was_restored_and_why(command: Callable[..., Any], seen: Any) -> None:
     gate = {"known": 2000, "restored": 64, "reason": "computed", "load_s": 3.5, "compute_s": 0.5}
     for given, text in ((gate, "3.50 s"), ({**gate, "reason": "unmeasured", "load_s": None, "compute_s": None}, "")):
