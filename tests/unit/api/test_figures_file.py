@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -113,6 +114,9 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCa
     file = FiguresFile(tmp_path / "none" / "figures.json", 0.0)
     for number in range(3):
         file.put(Figures(day=Day(requests=number)))
+        for thread in threading.enumerate():
+            if thread.name == "figures":
+                thread.join(10)  # it has tried
     file.close()
     assert len(caplog.records) == 1  # told once
     assert list(tmp_path.iterdir()) == []
@@ -132,7 +136,7 @@ def test_it_is_written_from_time_to_time(tmp_path: Path) -> None:
         time.sleep(0.005)
     file.close()
     assert len(written) == 2
-    assert max(written) > 10  # not with each request
+    assert max(written) > 4  # not with each request
     assert FiguresFile(path).read().day.requests == number  # the last one by the end
 
 
