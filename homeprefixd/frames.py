@@ -536,12 +536,14 @@ class Taken(Frame):
 class Reserve(Frame):
     """Room in the arena for blocks about to be exported, in bytes; evicts if need be.
 
-    `runs`: they can come one by one instead, so no more is evicted for each than it takes itself.
+    `runs`: they can come one by one instead, so no more is evicted for each than it takes itself. `after`: key of the
+    node that they continue, which stays; b"": of none.
     """
 
     ticket: int
     sizes: list[int]
     runs: bool = False
+    after: bytes = b""
 
 
 class NewNode(msgspec.Struct, array_like=True, frozen=True):

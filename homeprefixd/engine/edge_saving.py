@@ -71,7 +71,7 @@ class EdgeSaver:
             self._counters["save_skipped"] += 1
             return
         sizes = [size for piece in pieces for size in piece.sizes]
-        slots = list(self._store.reserve(sizes))
+        slots = list(self._store.reserve(sizes, after=sequence.key_before(sequence.saved, namespace)))
         if len(slots) < len(sizes) or time.perf_counter() - began > SLOW:
             self._paused_until = time.perf_counter() + PAUSE
         nodes = self._export(sequence, namespace, pieces, slots)

@@ -64,7 +64,8 @@ class Saver:
         if tail and end > whole:
             pieces.append((whole, end))
         in_runs = step > BLOCK_TOKENS
-        slots = list(self._store.reserve([self._slicer.size.of(b - a) for a, b in pieces], runs=in_runs))
+        sizes = [self._slicer.size.of(b - a) for a, b in pieces]
+        slots = list(self._store.reserve(sizes, runs=in_runs, after=sequence.key_before(start, namespace)))
         lacking = len(slots) < len(pieces)
         if time.perf_counter() - began > SLOW or (lacking and not in_runs):
             self._paused_until = time.perf_counter() + PAUSE

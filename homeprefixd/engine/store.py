@@ -116,10 +116,13 @@ class Store(Protocol):
         """
         ...
 
-    def reserve(self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False) -> Sequence[Slot]:
+    def reserve(
+        self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False, after: bytes = b""
+    ) -> Sequence[Slot]:
         """Slots in the order of `sizes` (bytes); fewer where there is no room or no time.
 
-        `runs`: of several blocks each, which may be had one by one where this finds no room.
+        `runs`: of several blocks each, which may be had one by one where this finds no room. `after`: key of the node
+        that they continue, which must not make way for them.
         """
         ...
 

@@ -204,7 +204,7 @@ class Cache:
                 found = self._match(namespace, wanted, limit, exact)
             lease.known = found.known
             if load:
-                lease.window = self._window(found)
+                lease.window, lease.claim = self._window(found)
             ahead = 0
             for node, use in found.steps:
                 hot = self.hot.by_key.get(node.record.key)
@@ -229,13 +229,27 @@ class Cache:
                     session.leases.add(lease)
         return lease
 
-    def _window(self, found: Found) -> int:
-        """Bytes of a match that are kept in RAM at a time; 0 where it can be kept whole, or is there already."""
+    def _window(self, found: Found) -> tuple[int, int]:
+        """Bytes of a match that are kept in RAM at a time; 0 where it can be kept whole, or is there already.
+
+        Also what it may hold. A part of what others may hold is left free, so that each goes on, if slowly.
+        """
         missing = total = 0
         for node, _use in found.steps:
             total += pages(node.record.size)
             missing += node.record.key not in self.hot.by_key
-        return self.arena.allowance // 2 if missing and total > self.arena.allowance * _WHOLE else 0
+        free = max(0, self.arena.allowance - sum(lease.claim for lease in self._leases()))
+        if not missing or total <= free * _WHOLE:
+            return 0, total
+        window = max(1, free // 2)
+        return window, window
+
+    def _leases(self) -> Iterator[Lease]:
+        return (lease for session in self.sessions for lease in session.leases if not lease.released)
+
+    def others_hold(self, lease: Lease) -> bool:
+        """Whether another match keeps nodes in RAM, which will be free once it is released. With the lock held."""
+        return any(other.held or other.coming for other in self._leases() if other is not lease)
 
     def taken(self, lease: Lease, count: int) -> None:
         """Of a streamed match the first `count` nodes were imported: they need not be kept any more."""
@@ -370,7 +384,7 @@ class Cache:
         if not hot.warm:
             self.evicted.add(hot.key, hot.node.record.hits)
             self.removals_seen.add((hot.key,), self._why_unwritten(hot))
-        if hot.queued:
+        if hot.queued or self.queue.lacks_room_for(hot):
             self.counters.dropped_nodes += 1
             self.queue.remove(hot)
 

@@ -442,16 +442,19 @@ class StoreClient:
             link.ask(ticket, frames.Match(ticket, namespace, tokens_le, limit, exact, load, request), lookup)
         return lookup
 
-    def reserve(self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False) -> list[Slot]:
+    def reserve(
+        self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False, after: bytes = b""
+    ) -> list[Slot]:
         """Slots of at least these sizes in bytes, in order; fewer, or none, where there is no more room.
 
-        `runs`: of several blocks each, which may be had one by one where this finds no room.
+        `runs`: of several blocks each, which may be had one by one where this finds no room. `after`: key of the node
+        that they continue.
         """
         link = self._link
         if link is None or not sizes:
             return []
         ticket = next(self._tickets)
-        reply = self._ask(link, ticket, frames.Reserve(ticket, list(sizes), runs), time.monotonic() + timeout)
+        reply = self._ask(link, ticket, frames.Reserve(ticket, list(sizes), runs, after), time.monotonic() + timeout)
         slots: list[Slot] = []
         if reply is None:
             return slots

@@ -203,7 +203,6 @@ class Committing:
         given_up: list[HotNode] = []
         if self._disk is not None:
             given_up = cache.queue.add(hot, cache.clock())
-            cache.counters.dropped_nodes += len(given_up)
         cache.hot.insert(hot)
         for other in given_up:
             if other is not hot:

@@ -134,6 +134,7 @@ class Connection:
             for lease in self._leases.values():
                 self._service.readers.cancel(lease)
             self._session.close()
+            self._service.readers.resume()
 
     def end(self) -> None:
         """Have `serve` return once it has answered what was sent until now. From any thread."""
@@ -149,13 +150,16 @@ class Connection:
                 if lease is not None:
                     self._service.readers.cancel(lease)
                     self._session.release(lease)
+                    self._service.readers.resume()
             case Taken():
                 lease = self._leases.get(frame.ticket)
                 if lease is not None:
                     self._cache.taken(lease, frame.count)
-                    self._service.readers.resume(lease)
+                    self._service.readers.resume()
             case Reserve():
-                self._send(Reserved(frame.ticket, self._session.reserve(frame.sizes, runs=frame.runs)))
+                self._send(
+                    Reserved(frame.ticket, self._session.reserve(frame.sizes, runs=frame.runs, after=frame.after))
+                )
             case Commit():
                 self._session.commit(frame.namespace, frame.nodes, frame.owner)
             case Abandon():

@@ -158,12 +158,13 @@ class HotTier:
                     self._candidates.offer(hot)
         self.keep_queued = keep
 
-    def allocate(self, size: int, *, settled: float = 0.0, most: int | None = None) -> Extent | None:
+    def allocate(self, size: int, *, settled: float = 0.0, most: int | None = None, keep: bytes = b"") -> Extent | None:
         """`size` bytes with one holder, the caller, evicting what must go; None if there is no room for them.
 
         Ends of paths go first, then what lies before an end that must stay, as where one path fills all there is; at
         last what is not on disk yet, but not what was used in the last `settled` seconds. `most`: bytes that may go:
-        where what is free lies scattered, much would have to go until a large piece of it lies together.
+        where what is free lies scattered, much would have to go until a large piece of it lies together. `keep`: key of
+        a node that stays if it is in RAM only.
         """
         if not 0 < size <= self.arena.allowance:
             return None
@@ -171,7 +172,7 @@ class HotTier:
         while (offset := self.arena.allocate(size)) is None:
             if most is not None and gone >= most:
                 return None
-            victim = self._candidates.pop() or self._inner() or self._unwritten(settled)
+            victim = self._end(keep) or self._inner() or self._unwritten(settled, keep)
             if victim is None:
                 return None
             gone += victim.size
@@ -188,19 +189,28 @@ class HotTier:
         self.drop(victim)
         return True
 
+    def _end(self, keep: bytes) -> HotNode | None:
+        """The end of a path that is to go next."""
+        victim = self._candidates.pop()
+        if victim is None or victim.key != keep or victim.warm:
+            return victim
+        other = self._candidates.pop()
+        self.offer(victim)
+        return other
+
     def _inner(self) -> HotNode | None:
         """The node to go when all ends are in use or wait to be written: the last before one that is on disk too."""
         free = [hot for hot in self.by_key.values() if hot.warm and not (hot.leases or hot.queued)]
         above = {hot.node.parent for hot in free}
         return self._most_overdue(hot for hot in free if hot.key not in above)
 
-    def _unwritten(self, settled: float) -> HotNode | None:
+    def _unwritten(self, settled: float, keep: bytes) -> HotNode | None:
         """The node to go when only those that wait to be written are left: better they than a request that waits."""
         before = self._wall() - settled
         return self._most_overdue(
             hot
             for hot in self.by_key.values()
-            if not (hot.leases or hot.children) and hot.node.record.last_use <= before
+            if not (hot.leases or hot.children) and hot.node.record.last_use <= before and hot.key != keep
         )
 
     def _most_overdue(self, among: Iterable[HotNode]) -> HotNode | None:

@@ -58,6 +58,7 @@ class Lease:
     released: bool = False
     known: int = 0  # leading tokens that are known, whether they can be resumed or not
     window: int = 0  # 0: not streamed
+    claim: int = 0  # bytes of RAM that it may hold at a time
     coming: set[int] = field(default_factory=set)  # indices that are being loaded
     progress: int = 0  # nodes that were taken
 
@@ -101,8 +102,8 @@ class Loading:
                 return self._hold(lease, index, hot)
             extent = cache.hot.allocate(size) if self._disk is not None and hot is None else None
             if extent is None:
-                if lease.streamed and lease.ahead(index):
-                    raise NoRoomYetError("those before it fill what room there is")
+                if (lease.streamed and lease.ahead(index)) or (hot is None and cache.others_hold(lease)):
+                    raise NoRoomYetError("those before it, or other requests, fill what room there is")
                 cache.counters.no_room += 1
                 cache.counters.lost += 1
                 raise BlockLostError("no room in the hot tier" if hot is None else "replaced")

@@ -34,16 +34,17 @@ class Session:
             self.leases.discard(lease)
             self._cache.release(lease)
 
-    def reserve(self, sizes: Sequence[int], *, runs: bool = False) -> list[int]:
+    def reserve(self, sizes: Sequence[int], *, runs: bool = False, after: bytes = b"") -> list[int]:
         """Slots for blocks about to be exported: their offsets, fewer where there is no more room.
 
-        `runs`: of several blocks, for which no more is evicted than they take.
+        `runs`: of several blocks, for which no more is evicted than they take. `after`: key of the node that they
+        continue, which is not evicted for them.
         """
         cache = self._cache
         offsets: list[int] = []
         for size in sizes:
             with cache.lock:
-                extent = cache.hot.allocate(size, settled=_SETTLED, most=size if runs else None)
+                extent = cache.hot.allocate(size, settled=_SETTLED, most=size if runs else None, keep=after)
                 if extent is None:
                     cache.counters.no_room += 1
                     break

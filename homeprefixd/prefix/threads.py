@@ -47,7 +47,8 @@ class Readers:
     def __init__(self, cache: Cache, count: int) -> None:
         self._cache = cache
         self._jobs: deque[_Job] = deque()
-        self._parked: list[_Job] = []  # streamed ones that wait for their first blocks to be taken
+        self._parked: list[_Job] = []  # those that wait until blocks before them are taken, or others released
+        self._freed = 0  # how often there was news of that
         self._changed = threading.Condition()
         self._ending = False
         self._threads = [
@@ -83,12 +84,14 @@ class Readers:
                     job.todo.clear()
             self._parked = [job for job in self._parked if job.todo]
 
-    def resume(self, lease: Lease) -> None:
-        """Blocks of a streamed lookup were taken (`Cache.taken`): there may be room for the next ones."""
+    def resume(self) -> None:
+        """Blocks were taken (`Cache.taken`), or a lookup was released: there may be room for what waits."""
         with self._changed:
-            self._jobs += [job for job in self._parked if job.lease is lease]
-            self._parked = [job for job in self._parked if job.lease is not lease]
-            self._changed.notify_all()
+            self._freed += 1
+            if self._parked:
+                self._jobs += self._parked
+                self._parked = []
+                self._changed.notify_all()
 
     def _run(self) -> None:
         decoder = Decoder()
@@ -101,7 +104,7 @@ class Readers:
                 if not job.todo:
                     continue
                 index = job.todo.popleft()
-                seen = job.lease.progress
+                seen = self._freed
                 if job.todo:
                     self._jobs.append(job)  # the next one in turn; another reader may take this one's next block
             try:
@@ -117,14 +120,14 @@ class Readers:
                 job.ready(index, hot)
 
     def _park(self, job: _Job, index: int, seen: int) -> None:
-        """Until more than `seen` blocks were taken."""
+        """Until there is news, unless there was some since `seen`."""
         with self._changed:
             job.todo = deque(sorted((index, *job.todo)))
             if job in self._jobs:
                 self._jobs.remove(job)
             if job in self._parked:
                 return
-            if job.lease.progress == seen:
+            if self._freed == seen:
                 self._parked.append(job)
             else:
                 self._jobs.append(job)

@@ -85,9 +85,17 @@ class WriteBehind:
                     or self._replies_due(now, everything)
                 )
             if not busy:
+                if self._takes_back(now):
+                    continue
                 return self._next_write(now)
             if not self._write_some(batch, touches):
                 return self._retry(cache.clock())
+
+    def _takes_back(self, now: float) -> bool:
+        """Do blocks wait now for which the queue had no room before?"""
+        with self._cache.lock:
+            can = self._cache.warm_state == "ok" and not self.day_is_over
+            return can and self._cache.queue.take_back(now)
 
     def shrink(self) -> None:
         """The budget may be smaller now."""
@@ -238,9 +246,10 @@ class WriteBehind:
                     hot.node.record.stored = written[hot.key]
                     self._cache.counters.written_nodes += 1
                     self._cache.counters.written_bytes += written[hot.key]
+                if isinstance(failure, BudgetError):
+                    self._cache.counters.dropped_nodes += hot.queued  # what comes along with it was dropped before
                 if failure is None or isinstance(failure, BudgetError):
                     self._cache.queue.remove(hot)
-                self._cache.counters.dropped_nodes += isinstance(failure, BudgetError)
                 self._cache.hot.release(hot)
             self._refuse(refused)
             for key in orphans:

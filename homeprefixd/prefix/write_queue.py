@@ -27,6 +27,7 @@ class WriteQueue:
         self._tail_delay = tail_delay
         self._quiet = min(QUIET, tail_delay)
         self._came: dict[HotNode, float] = {}  # when; in this order, so parents before children
+        self._left: dict[HotNode, None] = {}  # those for which there was no room, which may wait once there is
         self._last_whole = 0.0
 
     def __len__(self) -> int:
@@ -39,7 +40,10 @@ class WriteQueue:
         return iter(self._came)
 
     def add(self, hot: HotNode, now: float) -> list[HotNode]:
-        """Let `hot` wait; returns those that must not wait because of it: the oldest tails, or `hot` itself."""
+        """Let `hot` wait; returns those for which there is no room because of it: the oldest tails, or `hot` itself.
+
+        See `take_back`.
+        """
         given_up: list[HotNode] = []
         if self.bytes + hot.size > self.limit:
             for tail in [other for other in self._came if other.node.length < BLOCK_TOKENS]:
@@ -48,7 +52,10 @@ class WriteQueue:
                 self.remove(tail)
                 given_up.append(tail)
         if self._came and self.bytes + hot.size > self.limit:
-            return [*given_up, hot]
+            given_up.append(hot)
+            self._left.update(dict.fromkeys(given_up))
+            return given_up
+        self._left.update(dict.fromkeys(given_up))
         self._came[hot] = now
         if hot.node.length == BLOCK_TOKENS:
             self._last_whole = now
@@ -57,10 +64,27 @@ class WriteQueue:
         return given_up
 
     def remove(self, hot: HotNode) -> None:
-        """It waits no longer. Those that do not wait are ignored."""
+        """It waits no longer, nor for room to wait. Those that do not wait are ignored."""
+        self._left.pop(hot, None)
         if self._came.pop(hot, None) is not None:
             self.bytes -= hot.size
             hot.queued = False
+
+    def lacks_room_for(self, hot: HotNode) -> bool:
+        """Whether it is to be written, but must wait for room to wait in."""
+        return hot in self._left
+
+    def take_back(self, now: float) -> bool:
+        """Let those wait for which there was no room, as far as there is by now; whether there are any."""
+        found = False
+        for hot in list(self._left):
+            if hot.indexed and not (hot.warm or hot.queued):
+                if self._came and self.bytes + hot.size > self.limit:
+                    break
+                found = True
+                self.add(hot, now)
+            self._left.pop(hot, None)
+        return found
 
     def due(self, now: float) -> list[HotNode]:
         """Those whose time has come, in the order of coming."""

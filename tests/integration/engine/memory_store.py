@@ -142,7 +142,9 @@ class MemoryStore:
                     break
             return MemoryLookup(self, tuple(plan))
 
-    def reserve(self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False) -> list[MemorySlot]:
+    def reserve(
+        self, sizes: Sequence[int], timeout: float = 0.25, *, runs: bool = False, after: bytes = b""
+    ) -> list[MemorySlot]:
         if self.full or not self.connected or (runs and self.scattered):
             return []
         with self._lock:

@@ -47,8 +47,10 @@ def tokens(count: int, seed: int) -> list[int]:
 class PatientClient(StoreClient):
     """One that waits for its slots also where other tests run."""
 
-    def reserve(self, sizes: Sequence[int], timeout: float = 20.0, *, runs: bool = False) -> list[Slot]:
-        return super().reserve(sizes, timeout, runs=runs)
+    def reserve(
+        self, sizes: Sequence[int], timeout: float = 20.0, *, runs: bool = False, after: bytes = b""
+    ) -> list[Slot]:
+        return super().reserve(sizes, timeout, runs=runs, after=after)
 
 
 class House:

@@ -149,7 +149,7 @@ class House:
                 if part == 0:
                     parts = min(RUN, whole - number) if size == SHAPED and number < whole else 1
                     room = SHAPE.size(parts) if parts > 1 else size
-                    offsets = self.session.reserve([room])
+                    offsets = self.session.reserve([room], after=keys[skip - 1] if skip else b"")
                     if not offsets:
                         break
                     run = offsets[0], parts

@@ -130,14 +130,33 @@ def test_the_queue_is_bounded_and_lets_tails_go_first(make: Callable[..., House]
     house.save([7] * 70, size=3000)
     house.save(OTHER, size=3000)
     assert house.cache.queue.bytes == 9_000
-    assert house.cache.counters.dropped_nodes == 3  # a tail that waited, then what came when only blocks waited
+    without = [hot for hot in house.cache.hot.by_key.values() if house.cache.queue.lacks_room_for(hot)]
+    assert len(without) == 3  # a tail that waited, then what came when only blocks waited
     assert all(hot.node.length == BLOCK_TOKENS for hot in house.cache.queue)
     house.cache.check_integrity()
-    house.cache.write(everything=True)
-    assert house.known(OTHER) == len(OTHER)  # what is not written is hot
+
+
+def test_what_had_no_room_in_the_queue_is_written_later(make: Callable[..., House]) -> None:
+    house = make(write_queue=10_000)
+    house.save([7] * 70, size=3000)
+    house.save(OTHER, size=3000)
+    for _ in range(4):
+        house.now += 40.0
+        house.cache.write()
+    assert house.cache.counters.dropped_nodes == 0
+    assert all(hot.warm for hot in house.cache.hot.by_key.values())
     house.reopen()
-    assert house.known(OTHER) == 2 * BLOCK_TOKENS
-    assert house.known([7] * 70) == BLOCK_TOKENS
+    assert house.known(OTHER) == len(OTHER)
+    assert house.known([7] * 70) == 70
+
+
+def test_what_had_no_room_in_the_queue_and_leaves_ram_is_dropped(make: Callable[..., House]) -> None:
+    house = make(hot=5 * 4096, write_queue=4096)
+    house.save(PROMPT)
+    house.now += 100.0
+    house.save(OTHER)
+    house.cache.check_integrity()
+    assert house.cache.counters.dropped_nodes > 0
 
 
 def test_hot_evicts_the_least_used_leaf_first(make: Callable[..., House]) -> None:
@@ -198,9 +217,10 @@ def test_new_blocks_get_room_before_unwritten_ones_that_are_not_used(make: Calla
     assert house.session.reserve([4 * 4096 + 1]) == []
 
 
-def test_a_prompt_larger_than_ram_is_kept_whole(make: Callable[..., House]) -> None:
+@pytest.mark.parametrize("queue", [4 * 4096, 64 * MIB])
+def test_a_prompt_larger_than_ram_is_kept_whole(make: Callable[..., House], queue: int) -> None:
     """While it is computed, what is on disk already makes room for what comes."""
-    house = make(hot=8 * 4096)
+    house = make(hot=8 * 4096, write_queue=queue)
     tokens = list(range(2000, 2000 + 20 * BLOCK_TOKENS))
     for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
         house.save(tokens[:end], skip=end // BLOCK_TOKENS - 1)
@@ -212,6 +232,23 @@ def test_a_prompt_larger_than_ram_is_kept_whole(make: Callable[..., House]) -> N
     assert house.known(tokens) == len(tokens)
     lease = house.cache.lookup(house.namespace, to_le(tokens), limit=len(tokens), exact=False, load=False)
     assert 6 <= [node.tier for node in lease.plan].count("hot") <= 8
+
+
+@pytest.mark.parametrize("settings", [{"warm": 0}, {"daily_writes": 1}], ids=["no disk", "nothing may be written"])
+def test_of_a_prompt_larger_than_ram_the_beginning_stays(make: Callable[..., House], settings: dict[str, int]) -> None:
+    house = make(hot=8 * 4096, write_queue=4 * 4096, **settings)
+    house.save([1] * 200)
+    house.cache.write(everything=True)
+    house.now += 100.0
+    tokens = list(range(2000, 2000 + 20 * BLOCK_TOKENS))
+    saved = 0
+    for end in range(4 * BLOCK_TOKENS, len(tokens) + 1, 4 * BLOCK_TOKENS):
+        saved = len(house.save(tokens[:end], skip=saved))
+        house.now += 1.0
+        house.cache.write()
+        house.cache.check_integrity()
+    assert house.cache.counters.refused_nodes == 0
+    assert house.known(tokens) >= 8 * BLOCK_TOKENS
 
 
 def test_what_a_client_held_is_free_when_it_is_gone(house: House) -> None:

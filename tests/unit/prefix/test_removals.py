@@ -45,10 +45,9 @@ def test_what_is_there_and_what_never_was(house: House) -> None:
     ("settings", "why"),
     [
         ({"hot": 4 * MIB, "warm": 0}, "no_disk"),
-        ({"hot": 4 * MIB, "warm": 64 * MIB, "write_queue": 1}, "budget"),
         ({"hot": 4 * MIB, "warm": 8 * MIB}, "budget"),
     ],
-    ids=["RAM only", "not written for want of a queue", "the disk's budget"],
+    ids=["RAM only", "the disk's budget"],
 )
 def test_the_cache_is_full(make: Callable[..., House], settings: dict[str, int], why: str) -> None:
     house = make(**settings)
