@@ -217,12 +217,20 @@ def _create_app(
     server: ServerConfig,
     keys: KeyRing,
     recording: RecordsConfig | None = None,
+    directory: Path | None = None,
 ) -> web.Application:
+    """`directory`: where the day's figures are kept; None: they are not."""
     from .api.app import create_app  # late: the store starts while this is imported
+    from .api.figures_file import FIGURES_FILE, FiguresFile
     from .api.record_file import recorded
 
+    def path_of(model: str) -> str:
+        return next((known.path for known in backend.known() if known.alias == model), "")
+
+    figures = None if directory is None else FiguresFile(directory / FIGURES_FILE)
     name = socket.gethostname()
-    return create_app(backend, admin, server, hosts=(name, f"{name}.local"), keys=keys, records=recorded(recording))
+    kept = recorded(recording, figures, path_of)
+    return create_app(backend, admin, server, hosts=(name, f"{name}.local"), keys=keys, records=kept)
 
 
 class Daemon:
@@ -253,7 +261,7 @@ class Daemon:
         self._config = config
         self._environ = environ
         self._on_state = on_state or (lambda state: None)
-        self._create_app = create_app or functools.partial(_create_app, recording=config.records)
+        self._create_app = create_app
         self._store_command = store_command
         self._worker_command = worker_command
         self._limits = limits or Limits()
@@ -353,7 +361,8 @@ class Daemon:
                 pool,
             )
         await store.launch()
-        app = self._create_app(pool, store, config.server, self._keys)  # imports much, while the store starts
+        create = self._create_app or functools.partial(_create_app, recording=config.records, directory=directory)
+        app = create(pool, store, config.server, self._keys)  # imports much, while the store starts
         if self._reloader is not None:
             from .api.keys import APPLY_RULE
 
@@ -415,7 +424,8 @@ class Daemon:
         """Read the file of API keys again; what is wrong in it is logged, and the old ones stay."""
         try:
             self._keys.reload()
-            logger.info("%d API keys", len(self._keys))
+            if self._keys:
+                logger.info("%d API keys", len(self._keys))
             if self._store is not None:
                 self._store.set_key_shares(self._keys.shares())
         except ConfigError as error:

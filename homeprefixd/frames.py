@@ -162,6 +162,7 @@ class Generate(Frame):
     suffix: str | None = None  # not None: fill the gap between `prompt`, a text, and this
     files: list[tuple[str, str]] = []  # with `suffix`: names and texts of other files, which stand before
     lora: list[LoraChoice] | None = None  # adapters; None: the model's default ones
+    warming: bool = False  # computed ahead of its need: no app waits for it
 
 
 class Cancel(Frame):

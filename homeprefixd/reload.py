@@ -110,7 +110,7 @@ class Reloader:
         self._config = _with(self._config, new, now)
         for name in now:
             old, value = changed[name]
-            logger.info("%s is %s now, it was %s", name, value, old)
+            logger.info("%s is %s now, it was %s", name, _said(name, value), _said(name, old))
         if "log.level" in now:
             logging.getLogger().setLevel(new.log.level.upper())
             self._pool.set_log_level(new.log.level)
@@ -123,14 +123,36 @@ class Reloader:
             ("cache.warm", given.get("warm"), done.warm),
             ("cache.hot", given.get("hot"), done.hot),
         ):
-            if asked is not None and got < asked:
-                logger.warning("%s: %d MiB until the next start, then %d MiB", name, got >> 20, asked >> 20)
+            if asked is not None and got < asked and _size(got) != _size(asked):  # not: whole pages of it
+                logger.warning("%s: %s until the next start, then %s", name, _size(got), _size(asked))
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Settings that differ, by path: before and after."""
     before, after = _flat(old), _flat(new)
     return {name: (before[name], value) for name, value in after.items() if before[name] != value}
+
+
+_ZERO = {"cache.warm": "auto", "cache.hot": "auto", "cache.daily_writes": "without a bound", "cache.scrub_rate": "off"}
+"""Sizes, and what 0 means for them."""
+
+
+def _said(name: str, value: Any) -> str:
+    """A setting's value for the log: sizes in words."""
+    if name not in _ZERO:
+        return str(value)
+    if not value:
+        return _ZERO[name]
+    return f"{_size(value)} a second" if name == "cache.scrub_rate" else _size(value)
+
+
+def _size(count: float) -> str:
+    """Bytes as `1.4 GiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if count >= 100 or unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
 
 
 def _with(config: Config, new: Config, names: Iterable[str]) -> Config:

@@ -61,7 +61,7 @@ class Observations:
 
     def count_record(self, model: str, record: Record) -> None:
         """What was lost of a reply's prompt, and which rules kept it stable."""
-        if record.cause:
+        if record.cause and not record.warming:
             self.lost_tokens[model, record.cause] += record.lost
         for rule, count in record.rules.items():
             self.rules[model, rule] += count
@@ -116,6 +116,7 @@ class ObservedGeneration:
         except BaseException:
             self._end("left")
             raise
+        self._record.load_ms = 1e3 * getattr(self._inner, "waited", 0.0)
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -9,11 +9,13 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from ..config import RecordsConfig
+from .figures_file import FiguresFile
 from .records import Record, Records
 
 _QUEUE = 10_000  # records that may wait; more are dropped, and counted
@@ -87,9 +89,19 @@ def without_text(record: Record) -> Record:
     return record if record.explanation is None else msgspec.structs.replace(record, explanation=None)
 
 
-def recorded(config: RecordsConfig | None) -> Records:
-    """Records as the configuration wants them; without one, in RAM only."""
+def recorded(
+    config: RecordsConfig | None,
+    figures: FiguresFile | None = None,
+    path_of: Callable[[str], str] = lambda model: "",
+) -> Records:
+    """Records as the configuration wants them; without one, in RAM only. The rest: see `Records`."""
     config = config or RecordsConfig()
     file = RecordFile(Path(config.file), config.file_size, config.files, text=config.text == "on")
-    sink = file.put if config.file else None
-    return Records(config.keep, sink, close=file.close, explain=config.explain == "on")
+    return Records(
+        config.keep,
+        file.put if config.file else None,
+        close=file.close,
+        explain=config.explain == "on",
+        figures=figures,
+        path_of=path_of,
+    )

@@ -21,6 +21,7 @@ import msgspec
 from ..explain.conclude import Explanation, OtherModel, conclude
 from ..explain.models_seen import ModelsSeen
 from ..frames import Account, Finished, GateDecision, Generate, Progress, SectionTokens
+from .figures_file import MOST_MODELS, Day, Figures, FiguresFile, Rate
 
 State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]
 """The last four are ends: whole, given up by the client, the request's fault, ours."""
@@ -56,7 +57,8 @@ class Record(msgspec.Struct, omit_defaults=True):
     replayed: int = 0  # of the prompt, are the very tokens that were generated before
     done: int = 0  # of the prompt, are in the context
     generated: int = 0
-    queue_ms: float = 0.0
+    load_ms: float = 0.0  # until its model was there
+    queue_ms: float = 0.0  # from then on, until it had its turn
     restore_ms: float = 0.0
     prefill_ms: float = 0.0
     first_ms: float = 0.0  # from arrival to the first token, as the client saw it
@@ -74,6 +76,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     lost: int = 0  # tokens that were computed though they were known
     lost_s: float = 0.0
     explanation: Explanation | None = None
+    warming: bool = False  # by hand, ahead of its need: it counts neither for the day nor for an app
 
     @property
     def over(self) -> bool:
@@ -82,19 +85,6 @@ class Record(msgspec.Struct, omit_defaults=True):
     @property
     def warm(self) -> bool:
         return self.prompt > 0 and self.reused >= CACHED * self.prompt
-
-
-class Day(msgspec.Struct):
-    """Sums of one day, local time, since the daemon's start at most."""
-
-    date: str = ""
-    requests: int = 0
-    failed: int = 0
-    prompt: int = 0
-    reused: int = 0
-    generated: int = 0
-    saved_s: float = 0.0
-    lost_s: float = 0.0
 
 
 class App(msgspec.Struct):
@@ -122,19 +112,28 @@ class Records:
         clock: Callable[[], float] = time.time,
         close: Callable[[], None] = lambda: None,
         explain: bool = True,
+        figures: FiguresFile | None = None,
+        path_of: Callable[[str], str] = lambda model: "",
     ) -> None:
         """`keep`: records of ended requests. `sink` gets each when it has ended; `close`, which may wait for a disk, is
-        called at the end. `clock`: Unix time, s. `explain` False: it is not noted which model a chat was sent to."""
+        called at the end. `clock`: Unix time, s. `explain` False: it is not noted which model a chat was sent to.
+
+        `figures`: keeps the day's sums and the rates over restarts. `path_of`: the file of a model, "" if not known.
+        """
         self._close = close
+        self._figures = figures
+        self._path_of = path_of
+        kept = figures.read() if figures is not None else Figures()
         self.running: dict[str, Record] = {}
         self.recent: deque[Record] = deque(maxlen=keep)
-        self.day = Day()
+        self.day = kept.day
         self._sink = sink
         self._clock = clock
         self._numbers = itertools.count(1)
         self._models_seen = ModelsSeen() if explain else None
         self._others: dict[str, OtherModel] = {}  # of requests that run, by id
-        self._rates: dict[str, float] = {}  # prefill by model, tokens per second
+        self._rates: dict[str, float] = {}  # prefill by model, tokens per second, as measured by this process
+        self._kept_rates = kept.rates  # the same, and those of earlier processes
         self._watchers: set[asyncio.Event] = set()
         self._begin = clock()
 
@@ -155,6 +154,7 @@ class Records:
             priority=request.priority,
             stream=request.stream,
             not_stored="" if request.cache else "the request asked for no cache (`cache_prompt`: false)",
+            warming=request.warming,
         )
 
     def begin(self, record: Record) -> None:
@@ -201,29 +201,49 @@ class Records:
         record.number = next(self._numbers)
         record.state, record.error, record.total_ms = state, error, total_ms
         self.recent.append(record)
+        if not record.warming:
+            self._count(record)
+        if self._figures is not None:
+            self._figures.put(Figures(day=self.today(), rates=self._kept_rates))
+        if self._sink is not None:
+            self._sink(record)
+        self.changed()
+
+    def _count(self, record: Record) -> None:
+        """It belongs to today."""
         day = self.today()
         day.requests += 1
-        day.failed += state == "failed"
+        day.failed += record.state == "failed"
         day.prompt += record.reused + record.computed
         day.reused += record.reused
         day.generated += record.generated
         day.saved_s += record.saved_s or 0.0
         day.lost_s += record.lost_s
-        if self._sink is not None:
-            self._sink(record)
-        self.changed()
+        day.unmeasured += bool(record.ended and record.reused and record.saved_s is None)
 
     def _rate(self, model: str, tokens: int, seconds: float) -> float:
-        """Tokens of prefill per second, learnt from what each request had to compute; 0 while it is not known."""
+        """Tokens of prefill per second, learnt from what each request had to compute; 0 while it is not known.
+
+        Until this process has computed something it is the rate that an earlier one has measured.
+        """
         known = self._rates.get(model, 0.0)
         if tokens >= _RATE_TOKENS and seconds > 0:
             now = tokens / seconds
             known = self._rates[model] = _RATE_MEMORY * known + (1 - _RATE_MEMORY) * now if known else now
+            self._kept_rates.pop(model, None)
+            self._kept_rates[model] = Rate(known, self._path_of(model))
+            if len(self._kept_rates) > MOST_MODELS:
+                del self._kept_rates[next(iter(self._kept_rates))]
+        if not known and model in self._kept_rates:
+            kept = self._kept_rates[model]
+            known = kept.tokens_per_s if kept.path == self._path_of(model) else 0.0
         return known
 
     async def close(self) -> None:
-        """At the daemon's end: what the sink still has to write is written."""
+        """At the daemon's end: what the sink and the file of figures still have to write is written."""
         await asyncio.to_thread(self._close)
+        if self._figures is not None:
+            await asyncio.to_thread(self._figures.close)
 
     # ------------------------------------------------------------------------------------------------- reading
 
@@ -256,6 +276,8 @@ class Records:
         apps: dict[str, App] = {}
         worst: dict[str, float] = {}
         for record in self.recent:
+            if record.warming:
+                continue
             app = apps.setdefault(record.app, App(record.app))
             app.requests += 1
             app.prompt += record.reused + record.computed

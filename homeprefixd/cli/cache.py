@@ -107,13 +107,23 @@ def today(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
     waits = [f"{name} {seconds_text(first[name] / 1e3)}" for name in ("cold", "warm") if first[name]]
     failed = f", {count_text(day['failed'])} failed" if day["failed"] else ""
     rows = [
-        ("saved today", seconds_text(day["saved_s"])),
+        ("saved today", _saved(day)),
         ("requests today", count_text(day["requests"]) + failed),
         ("prompt tokens reused today", f"{count_text(day['reused'])} of {count_text(day['prompt'])}{share}"),
-        ("first token, median", ", ".join(waits) or "nothing was asked yet"),
+        ("first token, median", ", ".join(waits) or "nothing was asked since the start"),
     ]
     rows += [(f"lost by {app['app']}", app["text"]) for app in seen["apps"] if app["lost_s"] >= 0.05]
     return rows
+
+
+def _saved(day: Mapping[str, Any]) -> str:
+    """What reuse has saved, as far as it is known how long computing takes."""
+    unknown = day.get("unmeasured", 0)
+    if not unknown:
+        return seconds_text(day["saved_s"])
+    if not day["saved_s"]:
+        return "not known yet: how fast this model computes was not measured"
+    return f"{seconds_text(day['saved_s'])}, and what {counted(unknown, 'request')} saved before it could be measured"
 
 
 def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -124,7 +134,7 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         reason = worker.get("reason") or worker.get("cache_reason") or ""
         rows.append((f"model {worker['alias']}", ": ".join(filter(None, (worker["state"], reason)))))
     if "daemon" in figures:
-        rows.append(("hot, in RAM", _tier(hot, f"{size_text(hot['bytes'])} of {size_text(hot['limit'])}")))
+        rows.append(("hot, in RAM", _tier(hot, f"{size_text(hot['bytes'])} of {allowed(hot)}")))
         disk = f"{size_text(warm['bytes'])} of {size_text(warm['limit'])}"
     else:
         disk = size_text(warm["bytes"])  # the limit is the daemon's, and it is not running
@@ -157,6 +167,12 @@ def summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("damaged, lost, errors", ", ".join(count_text(counters[name]) for name in ("damaged", "lost", "errors"))),
         ]
     return rows
+
+
+def allowed(tier: Mapping[str, Any]) -> str:
+    """The bytes that a tier may use now; they are fewer after a reload that says so, and while memory is short."""
+    now, limit = tier.get("allowance", tier["limit"]), tier["limit"]
+    return size_text(limit) if now >= limit else f"{size_text(now)} ({size_text(limit)} at the start)"
 
 
 def _wear(writes: Mapping[str, Any]) -> str:

@@ -17,6 +17,9 @@ from .output import Output, count_text, printable, seconds_text
 from .reach import call
 from .settings import file_for
 
+_QUEUED = "it waited for its turn, behind other requests"
+_WAIT_TOLD = 100.0  # ms
+
 
 @click.command()
 @click.argument("request_id", metavar="[ID|last]", default="last")
@@ -55,6 +58,9 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
             f"First token after {seconds_text(record['first_ms'] / 1e3)}:"
             f" {count_text(record.get('prompt', 0))} tokens of prompt, reused: {reused}"
         )
+    waits = ((record.get("load_ms", 0.0), "the model was loaded first"), (record.get("queue_ms", 0.0), _QUEUED))
+    of_it = " of it" if record.get("first_ms") else ""
+    lines += [f"{seconds_text(ms / 1e3)}{of_it}: {why}" for ms, why in waits if ms >= _WAIT_TOLD]
     gate = record.get("gate")
     if gate and gate["known"]:
         read = f"; all from disk and RAM {seconds_text(gate['load_s'])}" if gate.get("load_s") is not None else ""

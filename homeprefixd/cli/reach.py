@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 import msgspec
 
+from .. import __version__
 from ..errors import (
     ConfigError,
     ForbiddenError,
@@ -46,6 +47,9 @@ STORE_FILE = "data.mdb"
 
 KEY_VARIABLE = "HOMEPREFIXD_API_KEY"
 
+USER_AGENT = f"homeprefixd/{__version__}"
+"""Who the commands say they are."""
+
 _DOOR = "homeprefixd.door"  # in the command's context: what `--api-key-file` and the daemon's entry said
 
 HEALTH_TIMEOUT = 3.0  # seconds
@@ -58,6 +62,10 @@ class Door:
 
     key: str = ""  # API key; "": none is sent
     certificate: str = ""  # PEM file that its TLS certificate must be in, whatever name it has; "": any trusted one
+
+    def headers(self) -> dict[str, str]:
+        """What each request to the daemon has."""
+        return {"User-Agent": USER_AGENT, **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
 
     def opener(self, url: str) -> urllib.request.OpenerDirector:
         """Without proxies: the daemon is at home."""
@@ -238,9 +246,10 @@ def call(
         url = f"http://{url}"
     door = own_door() if door is None else door
     data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {door.key}"} if door.key else {})}
     try:
-        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
+        request = urllib.request.Request(
+            url.rstrip("/") + path, data, {"Content-Type": "application/json", **door.headers()}
+        )
         with door.opener(url).open(request, timeout=timeout) as reply:
             answer = reply.read()
     except urllib.error.HTTPError as error:

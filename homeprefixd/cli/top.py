@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import UnavailableError
-from .cache import cache_flags, daemon_of
+from .cache import allowed, cache_flags, daemon_of
 from .output import Output, count_text, printable, seconds_text, size_text
 from .reach import call
 
@@ -78,10 +78,11 @@ def page(state: Mapping[str, Any]) -> list[str]:
 
 
 def _today(today: Mapping[str, Any]) -> str:
+    unknown = today.get("unmeasured") and not today["saved_s"]
     said = [
         f"{count_text(today['requests'])} requests",
         f"{_percent(today['reused'], today['prompt'])} of prompt tokens reused",
-        f"{duration(today['saved_s'])} saved",
+        "how much time that saved is not known yet" if unknown else f"{duration(today['saved_s'])} saved",
     ]
     if today["lost_s"] >= 0.05:
         said.append(f"{duration(today['lost_s'])} lost")
@@ -95,8 +96,8 @@ def _tiers(store: Mapping[str, Any] | None) -> str:
         return "cache     the store is away: requests are computed"
     said = []
     for name, key in (("RAM", "hot"), ("disk", "warm")):
-        used, limit = store[key]["bytes"], store[key]["limit"]
-        said.append(f"{name} {_bar(used, limit)} {size_text(used)} of {size_text(limit)}")
+        used, now = store[key]["bytes"], store[key].get("allowance", store[key]["limit"])
+        said.append(f"{name} {_bar(used, now)} {size_text(used)} of {allowed(store[key])}")
     return "cache     " + "   ".join(said)
 
 

@@ -162,11 +162,9 @@ def _asked(url: str, path: str, data: bytes | BinaryIO, headers: dict[str, str])
     if "://" not in url:
         url = f"http://{url}"
     door = own_door()
-    if door.key:
-        headers["Authorization"] = f"Bearer {door.key}"
     opener = door.opener(url)
     try:
-        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
+        request = urllib.request.Request(url.rstrip("/") + path, data, headers | door.headers())
         with opener.open(request, timeout=_PATIENCE) as reply:
             yield reply
     except urllib.error.HTTPError as error:

@@ -15,6 +15,9 @@ from ..errors import HomeprefixdError
 from ..frames import Account, Delta, Finished, Generate, Progress
 from .backend import Event
 
+WAIT_TOLD = 0.1
+"""Seconds of waiting from which the log names what for."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -39,6 +42,7 @@ class Request:
         self.rid = generate.rid
         self.generate = generate
         self.sent = False  # the worker knows of it
+        self.waited = 0.0  # s until the worker had it: the model was loaded first
         self.account: Account | None = None  # what the worker told of the prompt: for who watches, not for the client
         self._link = link
         self._unread_limit = unread
@@ -105,12 +109,15 @@ class Request:
             self._arrived.set()
 
 
-def log_request(end: Finished) -> None:
-    """One line, without a word of the prompt."""
+def log_request(end: Finished, waited: float = 0.0) -> None:
+    """One line, without a word of the prompt. `waited`: see Request."""
     t = end.timings
     reused = ", ".join(f"{count} {tier}" for tier, count in t.cache_tiers.items()) or "none"
+    queued = t.queue_ms / 1e3
+    waits = [(waited, "the model was loaded first"), (queued, "it waited for its turn")]
+    told = "; ".join(f"{seconds:.2f} s of it: {why}" for seconds, why in waits if seconds >= WAIT_TOLD)
     logger.info(
-        "%s: %d tokens (reused: %s), first token after %.2f s, %d generated in %.2f s, %s",
-        end.rid, t.total_prompt_n, reused, (t.queue_ms + t.restore_ms + t.prompt_ms) / 1e3, t.predicted_n,
-        t.predicted_ms / 1e3, end.reason,
+        "%s: %d tokens (reused: %s), first token after %.2f s%s, %d generated in %.2f s, %s",
+        end.rid, t.total_prompt_n, reused, waited + queued + (t.restore_ms + t.prompt_ms) / 1e3,
+        f" ({told})" if told else "", t.predicted_n, t.predicted_ms / 1e3, end.reason,
     )  # fmt: skip

@@ -6,6 +6,7 @@ Decides nothing: when it is loaded and unloaded is the pool's business.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -211,15 +212,22 @@ class Visit:
         """What the worker told of the prompt."""
         return self._request.account if self._request is not None else None
 
+    @property
+    def waited(self) -> float:
+        """Seconds until the worker had it: the model was loaded first."""
+        return self._request.waited if self._request is not None else 0.0
+
     async def __aenter__(self) -> Visit:
         """Wait for the model, then hand the request to its worker. Raises UnavailableError, ModelError, BusyError."""
         resident = self._resident
         resident.requests += 1
+        began = time.monotonic()
         try:
             link = await self._ready(resident)
             try:
                 request = link.request(self._generate)
                 await request.__aenter__()
+                request.waited = time.monotonic() - began
                 self._request = request
             except BaseException:
                 self._release(resident)

@@ -400,7 +400,7 @@ class WorkerLink:
                 if not request.put(frame):
                     self.leave(request)
                 elif isinstance(frame, Finished):
-                    log_request(frame)
+                    log_request(frame, request.waited)
                     self._forget(request)
             case Failure(rid=None):
                 self._failure = frame

@@ -105,9 +105,13 @@ def test_a_model_is_served_under_the_units_rules(tmp_path: Path, demo_model: Pat
             again = ask(state["url"], "/v1/chat/completions", chat)
         assert again["choices"][0]["message"] == first["choices"][0]["message"]
         assert rss_anon(process.pid) < MAX_ANONYMOUS
+        today = ask(state["url"], "/cache/overview")["today"]
+        assert today["requests"] >= 2
         assert stop(process) == 0
     assert "Traceback" not in (tmp_path / "log").read_text()
     with serve(tmp_path, str(demo_model), *SANDBOX) as (process, state, _seconds):
+        kept = ask(state["url"], "/cache/overview")["today"]
+        assert kept == today or kept["date"] > today["date"]  # midnight
         deadline = time.monotonic() + 60
         while not ask(state["url"], "/v1/chat/completions", chat)["timings"]["cache_tiers"]:
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()

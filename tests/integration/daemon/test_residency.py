@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from homeprefixd.api.observed import Observations, ObservedBackend
+from homeprefixd.api.records import Records
 from homeprefixd.config import Config, ModelConfig
 from homeprefixd.errors import HomeprefixdError, ModelError, NotFoundError, UnavailableError
 from homeprefixd.frames import Delta, Tokenize
@@ -86,6 +89,21 @@ async def test_loaded_when_asked_for_and_not_before(make: Make) -> None:
     assert states(pool) == "ULL"
     with pytest.raises(NotFoundError, match="there is: a, b, c"):
         await pool.load("d")
+
+
+async def test_a_request_tells_that_its_model_was_loaded_first(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    records = Records()
+    watched = ObservedBackend(make("--load-time", "0.5", room=3), Observations(), records=records)
+    for rid in ("cold", "loaded"):
+        async with watched.generate("b", say(rid, "say x")) as generation:
+            assert [event.text async for event in generation if isinstance(event, Delta)] == ["x"]
+    loaded, cold = records.newest(2)
+    assert 500 <= cold.load_ms <= cold.first_ms
+    assert loaded.load_ms < 100
+    first, second = [record.message for record in caplog.records if "first token after" in record.message]
+    assert f"({cold.load_ms / 1e3:.2f} s of it: the model was loaded first)" in first
+    assert "of it" not in second
 
 
 async def test_two_requests_at_once_load_it_once(make: Make, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from scripted_backend import TIMINGS, MemoryAdmin, ScriptedBackend
+from scripted_backend import MODEL, TIMINGS, MemoryAdmin, ScriptedBackend
 
 from homeprefixd.api.app import create_app
 from homeprefixd.api.keys import APPLY_RULE
@@ -284,6 +284,23 @@ async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -
     backend.script = script(None)
     assert (await client.post(f"/cache/explain/{await ask(client)}/apply")).status == 400
     assert len(used) == 1
+
+
+async def test_what_was_warmed_is_no_apps_and_no_savings(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.loaded = [msgspec.structs.replace(MODEL, namespace={"model_sha256": "ab"})]
+    backend.script = script()
+    await ask(client)
+    before = await (await client.get("/cache/overview")).json()
+    metrics = await (await client.get("/metrics")).text()
+    assert (await client.post("/cache/warm", json=CHAT, headers={"User-Agent": "homeprefixd/0.1.0"})).status == 200
+    after = await (await client.get("/cache/overview")).json()
+    assert (after["today"], after["apps"]) == (before["today"], before["apps"])
+    lost = [line for line in metrics.splitlines() if line.startswith("homeprefixd_lost_tokens_total{")]
+    assert lost
+    assert lost[0] in (await (await client.get("/metrics")).text()).splitlines()
+    warmed, asked = after["recent"]
+    assert (warmed["app"], warmed["warming"], warmed["cause"]) == ("homeprefixd", True, "clock")  # it can be explained
+    assert "warming" not in asked
 
 
 async def test_whose_a_prefix_is(client: TestClient, backend: ScriptedBackend, admin: MemoryAdmin) -> None:

@@ -36,6 +36,7 @@ class TestWarm:
         assert body["least_tokens"] == 16
         asked = backend.asked
         assert (asked.max_tokens, asked.priority, asked.stream, asked.stop) == (0, "background", False, [])
+        assert asked.warming
         assert asked.messages is not None
         assert asked.messages[0].content == "Hello"
         assert body["id"] == asked.rid == "warm-id0"

@@ -50,6 +50,7 @@ class Daemon:
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)  # the headers that came with them
+    agents: set[str | None] = field(default_factory=set)  # what those who asked call themselves
 
 
 @pytest.fixture
@@ -64,6 +65,7 @@ def daemon() -> Iterator[Daemon]:
             body = (json.loads(data) if is_json else data) if length else None
             state.asked.append((f"{self.command} {self.path}", body))
             state.keys.append(self.headers.get("Authorization"))
+            state.agents.add(self.headers.get("User-Agent"))
             status, reply = state.answers.get(f"{self.command} {self.path.split('?')[0]}", (404, {}))
             payload = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
             self.send_response(status)

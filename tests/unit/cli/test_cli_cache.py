@@ -96,6 +96,12 @@ def test_stats_of_wear_shares_and_the_idle_check() -> None:
     assert rows["checked by itself"].startswith("running: 7 blocks, 5.0 MiB, 1 damaged and removed")
 
 
+def test_stats_of_a_hot_tier_that_was_lowered() -> None:
+    for allowance, text in ((100 << 20, "100 MiB (2.0 GiB at the start)"), (2 << 30, "2.0 GiB")):
+        hot = {"bytes": 79 << 20, "limit": 2 << 30, "allowance": allowance, "nodes": 1}
+        assert dict(summary({**STATS, "hot": hot}))["hot, in RAM"] == f"79.0 MiB of {text}, 1 block"
+
+
 def test_the_url_needs_no_directory(command: Callable[..., Any], daemon: Any) -> None:
     daemon.answers["GET /cache/stats"] = 200, STATS
     assert json.loads(command("stats", "--url", daemon.url + "/", "--json").out) == STATS

@@ -105,6 +105,13 @@ def test_top_in_a_pipe(command: Callable[..., Any], seen: Any) -> None:
     assert json.loads(command("top", "--url", seen.url, "--json").out) == OVERVIEW
 
 
+def test_top_of_a_hot_tier_that_was_lowered(command: Callable[..., Any], seen: Any) -> None:
+    store = {**OVERVIEW["store"], "hot": {"bytes": 50 << 20, "limit": 2 << 30, "allowance": 100 << 20}}
+    seen.answers["GET /cache/overview"] = 200, {**OVERVIEW, "store": store}
+    said = command("top", "--url", seen.url).out
+    assert "RAM ██████████░░░░░░░░░░ 50.0 MiB of 100 MiB (2.0 GiB at the start)" in said
+
+
 def test_top_without_a_store_or_a_request(command: Callable[..., Any], seen: Any) -> None:
     none = {"cold": None, "warm": None}
     empty = {**OVERVIEW, "store": None, "running": [], "recent": [], "apps": [], "first_ms": none}
@@ -141,6 +148,19 @@ def test_explain(command: Callable[..., Any], seen: Any) -> None:
     assert "restored" not in said.out  # nothing is told of it here
     assert json.loads(command("explain", "last", "--url", seen.url, "--json").out)["record"] == RECORD
     assert command("explain", "chatcmpl-2", "--url", seen.url).code == 4
+
+
+def test_explain_names_what_was_waited_for(command: Callable[..., Any], seen: Any) -> None:
+    for waits, lines in (
+        ({"load_ms": 2600.0, "queue_ms": 2.0}, ["2.60 s of it: the model was loaded first"]),
+        ({"queue_ms": 31600.0}, ["31.60 s of it: it waited for its turn, behind other requests"]),
+        ({"queue_ms": 31600.0, "first_ms": 0.0}, ["31.60 s: it waited for its turn, behind other requests"]),
+        ({"load_ms": 0.1, "queue_ms": 2.0}, []),
+    ):
+        record = {**RECORD, **waits}
+        seen.answers["GET /cache/explain/last"] = 200, {"record": record, "explanation": EXPLANATION}
+        said = command("explain", "--url", seen.url).out.splitlines()
+        assert [line for line in said if "loaded first" in line or "its turn" in line] == lines
 
 
 def test_explain_says_what_was_restored_and_why(command: Callable[..., Any], seen: Any) -> None:
@@ -211,3 +231,18 @@ def test_stats_say_what_was_saved_today(command: Callable[..., Any], seen: Any) 
     assert "saved today 71.50 s" in rows
     assert "first token, median cold 9.83 s, warm 112 ms" in rows
     assert "lost by HomeApp lost 9.7 s since 08:00, most of it to a clock" in rows
+
+
+def test_a_saving_that_is_not_known_is_not_told_as_none(command: Callable[..., Any], seen: Any) -> None:
+    from test_cli_cache import STATS
+
+    seen.answers["GET /cache/stats"] = 200, STATS
+    for saved, stats, top in (
+        (0.0, "saved today not known yet: how fast this model computes was not measured", "is not known yet"),
+        (71.5, "saved today 71.50 s, and what 2 requests saved before it could be measured", "72 s saved"),
+    ):
+        today = {**OVERVIEW["today"], "saved_s": saved, "unmeasured": 2}
+        seen.answers["GET /cache/overview"] = 200, {**OVERVIEW, "today": today}
+        rows = [" ".join(line.split()) for line in command("stats", "--url", seen.url).out.splitlines()]
+        assert stats in rows
+        assert top in command("top", "--url", seen.url).out

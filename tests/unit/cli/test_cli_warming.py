@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from homeprefixd import __version__
+
 REQUEST = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 WARMED = {"id": "warm-1", "prompt_tokens": 2000, "cached_tokens": 64, "computed_tokens": 1936, "seconds": 9.5}
 MATCHED = {
@@ -48,6 +50,10 @@ def test_warm(command: Callable[..., Any], daemon: Any, file: Path) -> None:
     assert (done.code, daemon.asked[-1]) == (0, ("POST /cache/warm", REQUEST))
     assert "2,000 tokens are warm: 64 were, 1,936 computed in 9.50 s" in done.out
     assert json.loads(command("warm", str(file), "--url", daemon.url, "--json").out) == WARMED
+    daemon.answers["POST /cache/export"] = 200, b"x"
+    command("export", str(file), "--url", daemon.url, "-o", str(file.with_name("out")))
+    assert ("POST /cache/export", REQUEST) in daemon.asked
+    assert daemon.agents == {f"homeprefixd/{__version__}"}  # that is how records and figures name it
 
 
 @pytest.mark.parametrize(

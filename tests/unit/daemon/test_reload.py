@@ -108,7 +108,19 @@ async def test_more_than_there_can_be_now(scene: Scene, caplog: pytest.LogCaptur
     await scene.reload(with_cache(warm=1000 * MIB, hot=500 * MIB))
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert any("cache.warm: 110 MiB until the next start, then 1000 MiB" in line for line in said)
-    assert any("cache.hot: 50 MiB until the next start, then 500 MiB" in line for line in said)
+    assert any("cache.hot: 50.0 MiB until the next start, then 500 MiB" in line for line in said)
+
+
+async def test_sizes_are_said_in_words(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    await scene.reload(with_cache(hot=0, warm=3 << 30, daily_writes=1_500_000_000, scrub_rate=0))
+    said = [record.message for record in caplog.records]
+    assert "cache.hot is auto now, it was 50.0 MiB" in said
+    assert "cache.warm is 3.0 GiB now, it was 100 MiB" in said
+    assert "cache.daily_writes is 1.4 GiB now, it was without a bound" in said
+    assert "cache.scrub_rate is off now, it was 8.0 MiB a second" in said
+    caplog.clear()
+    await scene.reload(with_cache(hot=50 * MIB + 2000, warm=100 * MIB))  # the store takes whole pages of it
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == []
 
 
 async def test_the_level_of_the_log(scene: Scene) -> None:
