@@ -7,6 +7,7 @@ background priority, and generates nothing; `match` says what such a request wou
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from aiohttp import web
 from ..errors import ContextOverflowError, HomeprefixdError, RequestError, UnavailableError
 from ..frames import Finished, Generate, LoraChoice, ModelInfo, Pin, Pinned, Plan, TokenizeRequest, Unpin
 from ..lora import choose, described
-from ..prefix.blocks import ADAPTER_NAMES
+from ..prefix.blocks import ADAPTER_NAMES, BLOCK_TOKENS
 from . import fields
 from .durations import seconds
 from .errors import json_response, read_body
@@ -30,6 +31,7 @@ from .operation import Operation
 from .standing import with_standing
 
 MAX_LABEL = 200  # characters
+_LOOKS, _LOOK_AGAIN = 5, 0.1  # at most, for what was just computed, and s between them
 MAX_TTL = 100 * 365 * 86400.0  # s
 
 
@@ -149,8 +151,33 @@ async def warm(request: web.Request) -> web.Response:
             "computed_tokens": timings.prompt_n,
             "seconds": round(time.monotonic() - began, 3),
             "least_tokens": least,  # what is shorter is not kept
+            "known_tokens": await _known(request, alias, asked),
         }
     )
+
+
+async def _known(request: web.Request, alias: str, asked: Generate) -> int | None:
+    """How many tokens of a prompt that was just computed are kept; None where that cannot be said.
+
+    The store may hear of its last blocks a moment later than the reply comes.
+    """
+    try:
+        info, description, tokens = await prompt_of(request, alias, asked)
+        if info.cache_mode != "blocks":  # a prompt itself is not gone on from where it ends
+            return None
+        most = len(tokens) - 1
+        if info.exact:
+            most -= most % BLOCK_TOKENS
+        known = 0
+        for _ in range(_LOOKS):
+            plan = usable(await request.app[ADMIN].match(description, tokens, most, info.exact), info)
+            known = sum(node.use for node in plan.nodes)
+            if known >= most:
+                return len(tokens)
+            await asyncio.sleep(_LOOK_AGAIN)
+    except HomeprefixdError:
+        return None
+    return known
 
 
 # ---------------------------------------------------------------------------------------------------------- match

@@ -189,6 +189,7 @@ class Warmed(TypedDict):
     computed_tokens: float
     seconds: float
     least_tokens: NotRequired[float]
+    known_tokens: NotRequired[float | None]
 
 
 class Matched(TypedDict):

@@ -144,6 +144,12 @@ def _warmed(done: Mapping[str, Any]) -> str:
     known, computed = count_text(done["cached_tokens"]), count_text(done["computed_tokens"])
     were = "was" if done["cached_tokens"] == 1 else "were"
     time_taken = seconds_text(done["seconds"])
+    kept = done.get("known_tokens")
+    if kept is not None and kept < count:
+        return (
+            f"{count_text(kept)} of {tokens} are kept, for the rest there was no room (`cache.hot`, `cache.warm`):"
+            f" {known} {were} known, {computed} computed in {time_taken}"
+        )
     return f"{tokens} {'is' if count == 1 else 'are'} warm: {known} {were}, {computed} computed in {time_taken}"
 
 

@@ -41,6 +41,18 @@ class TestWarm:
         assert asked.messages[0].content == "Hello"
         assert body["id"] == asked.rid == "warm-id0"
 
+    async def test_it_says_how_much_is_kept(
+        self, client: TestClient, backend: ScriptedBackend, admin: MemoryAdmin
+    ) -> None:
+        assert (await (await client.post("/cache/warm", json=CHAT)).json())["known_tokens"] == 84
+        assert admin.matched == [(NAMESPACE, list(range(100)), 99, False)] * 5
+        backend.converted = Converted("", tokens=list(range(85)))
+        assert (await (await client.post("/cache/warm", json=CHAT)).json())["known_tokens"] == 85
+        assert len(admin.matched) == 6
+        admin.refusal = UnavailableError("the cache's store is away")
+        reply = await client.post("/cache/warm", json=CHAT)
+        assert (reply.status, (await reply.json())["known_tokens"]) == (200, None)
+
     async def test_a_prompt_as_text(self, client: TestClient, backend: ScriptedBackend) -> None:
         assert (await client.post("/cache/warm", json={"prompt": "Once"})).status == 200
         assert backend.asked.prompt == "Once"

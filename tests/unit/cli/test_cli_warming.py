@@ -15,7 +15,13 @@ import pytest
 from homeprefixd import __version__
 
 REQUEST = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
-WARMED = {"id": "warm-1", "prompt_tokens": 2000, "cached_tokens": 64, "computed_tokens": 1936, "seconds": 9.5}
+WARMED: dict[str, Any] = {
+    "id": "warm-1",
+    "prompt_tokens": 2000,
+    "cached_tokens": 64,
+    "computed_tokens": 1936,
+    "seconds": 9.5,
+}
 MATCHED = {
     "prompt_tokens": 2000,
     "cached_tokens": 1500,
@@ -70,6 +76,22 @@ def test_warm_says_what_is_not_kept(
 ) -> None:
     names = ("prompt_tokens", "cached_tokens", "computed_tokens", "least_tokens")
     daemon.answers["POST /cache/warm"] = 200, {**WARMED, **dict(zip(names, counts, strict=True))}
+    assert command("warm", "--text", "x", "--url", daemon.url).out.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (2000, "2,000 tokens are warm: "),
+        (None, "2,000 tokens are warm: "),
+        (
+            640,
+            "640 of 2,000 tokens are kept, for the rest there was no room (`cache.hot`, `cache.warm`): 64 were known",
+        ),
+    ],
+)
+def test_warm_says_how_much_is_kept(command: Callable[..., Any], daemon: Any, kept: int | None, said: str) -> None:
+    daemon.answers["POST /cache/warm"] = 200, {**WARMED, "known_tokens": kept}
     assert command("warm", "--text", "x", "--url", daemon.url).out.startswith(said)
 
 
