@@ -87,7 +87,7 @@ def _load(path: Path, threads: int, streams: int, tokens: int) -> LoadModel:
         path=str(path),
         alias="profile",
         ctx=ctx,
-        pool=streams * ctx,
+        pool=4 * streams * ctx,  # room for each, however they are spread over contexts
         memory=_MEMORY,
         parallel=streams,
         threads=threads,
