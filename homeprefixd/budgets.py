@@ -6,6 +6,7 @@ from pathlib import Path
 
 from . import machine
 from .config import CacheConfig
+from .sizes import size_text
 
 
 def warnings(cache: CacheConfig, directory: Path, stored: int) -> list[str]:
@@ -17,17 +18,13 @@ def warnings(cache: CacheConfig, directory: Path, stored: int) -> list[str]:
     free, memory = machine.available_memory(), machine.total_memory()
     if cache.hot > free:
         found.append(
-            f"cache.hot is {_size(cache.hot)}, but {_size(free)} of memory are free (of {_size(memory)}), models not"
-            " loaded yet: it will be filled only as far as memory is left, so choose less (--hot)"
+            f"cache.hot is {size_text(cache.hot)}, but {size_text(free)} of memory are free (of {size_text(memory)}),"
+            " models not loaded yet: it will be filled only as far as memory is left, so choose less (--hot)"
         )
     room = machine.free_disk(directory) + stored
     if cache.warm > room:
         found.append(
-            f"cache.warm is {_size(cache.warm)}, but the disk of {directory} has room for {_size(room)}: it will be"
-            " filled only as far as the disk is free, so choose less (--warm)"
+            f"cache.warm is {size_text(cache.warm)}, but the disk of {directory} has room for {size_text(room)}: it"
+            " will be filled only as far as the disk is free, so choose less (--warm)"
         )
     return found
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -21,6 +21,7 @@ from .frames import Resize
 from .models.loading import stable_rules
 from .models.pool import Pool
 from .models.store_link import StoreLink, StoreSettings
+from .sizes import size_text
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +124,8 @@ class Reloader:
             ("cache.warm", given.get("warm"), done.warm),
             ("cache.hot", given.get("hot"), done.hot),
         ):
-            if asked is not None and got < asked and _size(got) != _size(asked):  # not: whole pages of it
-                logger.warning("%s: %s until the next start, then %s", name, _size(got), _size(asked))
+            if asked is not None and got < asked and size_text(got) != size_text(asked):  # not: whole pages of it
+                logger.warning("%s: %s until the next start, then %s", name, size_text(got), size_text(asked))
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -143,16 +144,7 @@ def _said(name: str, value: Any) -> str:
         return str(value)
     if not value:
         return _ZERO[name]
-    return f"{_size(value)} a second" if name == "cache.scrub_rate" else _size(value)
-
-
-def _size(count: float) -> str:
-    """Bytes as `1.4 GiB`."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if count >= 100 or unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+    return f"{size_text(value)} a second" if name == "cache.scrub_rate" else size_text(value)
 
 
 def _with(config: Config, new: Config, names: Iterable[str]) -> Config:

@@ -15,7 +15,8 @@ import click
 from ..config_sources import cache_directory
 from ..errors import HomeprefixdError, NotFoundError, UnavailableError
 from ..program import typed
-from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
+from ..sizes import size_text
+from .output import Column, Output, age_text, count_text, counted, seconds_text
 from .reach import api_key, call, check_url, reach, remember, running_daemon
 from .settings import json_flag, load_settings, setting_flags
 

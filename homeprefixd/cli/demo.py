@@ -15,8 +15,9 @@ import click
 
 from ..errors import ConfigError, HomeprefixdError, ModelError, StoreError, UnavailableError
 from ..program import program
+from ..sizes import size_text
 from .interrupt import ended_by_signals
-from .output import Column, Output, ProgressLine, count_text, seconds_text, size_text
+from .output import Column, Output, ProgressLine, count_text, seconds_text
 from .settings import json_flag
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import click
 from ..config_sources import cache_directory
 from ..errors import ConfigError, NotFoundError
 from ..program import typed
+from ..sizes import size_text
 from .cache import daemon_of, key_flag, url_flag
-from .output import Column, Output, counted, printable, seconds_text, size_text
+from .output import Column, Output, counted, printable, seconds_text
 from .reach import call, running_daemon
 from .settings import json_flag, load_settings, setting_flags
 

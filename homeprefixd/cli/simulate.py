@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from ..errors import RequestError
-from .output import Column, Output, ProgressLine, count_text, size_text
+from ..sizes import size_text
+from .output import Column, Output, ProgressLine, count_text
 from .settings import json_flag
 
 

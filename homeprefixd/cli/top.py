@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from ..errors import UnavailableError
+from ..sizes import size_text
 from .cache import allowed, cache_flags, daemon_of
-from .output import Output, count_text, printable, seconds_text, size_text
+from .output import Output, count_text, printable, seconds_text
 from .reach import call
 
 _LINES = 12  # requests that have ended

@@ -18,8 +18,9 @@ from typing import Any, BinaryIO
 import click
 
 from ..errors import RequestError, UnavailableError
+from ..sizes import size_text
 from .cache import cache_flags, directory_of
-from .output import Output, counted, size_text
+from .output import Output, counted
 from .reach import (
     Cache,
     ClosedCache,

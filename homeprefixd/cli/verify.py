@@ -14,8 +14,9 @@ import click
 
 from ..config_sources import cache_directory, parse_size
 from ..errors import NotFoundError, StoreError, UnavailableError
+from ..sizes import size_text
 from .cache import cache_flags
-from .output import Output, count_text, seconds_text, size_text
+from .output import Output, count_text, seconds_text
 from .reach import STORE_FILE, call, running_daemon
 from .settings import load_settings
 

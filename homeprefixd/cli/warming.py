@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import click
 
 from ..program import typed
+from ..sizes import size_text
 from .cache import age_seconds, cache_flags, daemon_of, directory_of, identifier
-from .output import Column, Output, age_text, count_text, counted, seconds_text, size_text
+from .output import Column, Output, age_text, count_text, counted, seconds_text
 from .reach import call, reach
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

@@ -199,7 +199,7 @@ class HotTier:
         return other
 
     def _inner(self) -> HotNode | None:
-        """The node to go when all ends are in use or wait to be written: the last before one that is on disk too."""
+        """The node to go when all ends are in use or wait to be written: the deepest before them that is on disk."""
         free = [hot for hot in self.by_key.values() if hot.warm and not (hot.leases or hot.queued)]
         above = {hot.node.parent for hot in free}
         return self._most_overdue(hot for hot in free if hot.key not in above)

@@ -18,8 +18,8 @@ from homeprefixd.cli.output import (
     count_text,
     printable,
     seconds_text,
-    size_text,
 )
+from homeprefixd.sizes import size_text
 
 
 class Terminal(io.StringIO):
