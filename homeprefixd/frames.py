@@ -163,6 +163,9 @@ class Generate(Frame):
     files: list[tuple[str, str]] = []  # with `suffix`: names and texts of other files, which stand before
     lora: list[LoraChoice] | None = None  # adapters; None: the model's default ones
     warming: bool = False  # computed ahead of its need: no app waits for it
+    prompt_logprobs: int = -1  # >= 0: as `logprobs`, of the prompt's tokens, which are all computed for it
+    most_prompt_logprobs: int = 0  # log-probabilities of these that may be told at most; 0: no bound
+    allowed_tools: list[str] | None = None  # names of the `tools` that may be called; None: all
 
 
 class Cancel(Frame):
@@ -381,7 +384,7 @@ class CallPiece(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """A generated token and its natural logarithm of probability, before any sampler; `top`: the likeliest ones'."""
+    """A token and its natural logarithm of probability, before any sampler; `top`: the likeliest ones'."""
 
     token: int
     piece: bytes
@@ -398,6 +401,7 @@ class Delta(Frame):
     reasoning: str = ""  # the model's thoughts, which are not part of `text`
     calls: list[CallPiece] = []
     logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []  # of all the prompt's tokens, in one frame; the first one's is NaN
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -444,6 +448,7 @@ class Finished(Frame):
     logprobs: list[TokenLogprob] = []  # likewise
     stored: int = -1  # tokens of prompt and reply that the cache holds in whole blocks; -1: not told
     gate: GateDecision | None = None  # how much of what the cache knew was restored, and why; None: nothing was asked
+    prompt_logprobs: list[TokenLogprob] = []  # as in `Delta`, where `stream` was False
 
 
 class Heartbeat(Frame):
