@@ -106,6 +106,10 @@ class Message(msgspec.Struct, omit_defaults=True):
     reasoning_content: str | None = None
 
 
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+"""llama.cpp's names of its samplers, in the order in which llama-server applies them."""
+
+
 class Sampling(msgspec.Struct, frozen=True):
     """Settings of llama.cpp's sampler chain; the defaults are llama-server's. Greedy: `temperature` 0."""
 
@@ -130,6 +134,12 @@ class Sampling(msgspec.Struct, frozen=True):
     mirostat: int = 0  # 1 or 2: its version, in place of all that cuts candidates off
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0  # 0: off
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2  # tokens of a repetition that cost nothing
+    dry_penalty_last_n: int = 64  # < 0: the whole context
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    samplers: tuple[str, ...] = SAMPLERS  # those that are applied, in this order, and `infill`
 
 
 class Constraint(msgspec.Struct, frozen=True):

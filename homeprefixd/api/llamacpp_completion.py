@@ -22,7 +22,7 @@ _MAX_PROBS = 100
 _MAX_FILES = 1000
 _MAX_BIASED_TEXTS = 1000
 
-_IGNORED = frozenset({"id_slot", "timings_per_token", "samplers", "n_keep", "t_max_predict_ms"})
+_IGNORED = frozenset({"id_slot", "timings_per_token", "n_keep", "t_max_predict_ms"})
 
 
 class NativeBody(CommonBody, kw_only=True):

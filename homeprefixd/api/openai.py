@@ -301,6 +301,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     if not body.messages:
         raise RequestError("`messages` must not be empty.", param="messages", code="out_of_range")
     check_tools(body.tools, body.functions)
+    choice, allowed = tool_choice(body.tool_choice, body.tools)
     kwargs = dict(body.chat_template_kwargs or {})
     fields.check_plain("chat_template_kwargs", kwargs)
     if body.reasoning_effort:
@@ -321,10 +322,11 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
         cache=body.cache_prompt is not False,
         salt=body.salt(),
         constraint=body.constraint(),
-        tool_choice=tool_choice(body.tool_choice),
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         logprobs=fields.logprobs(body.logprobs, body.top_logprobs),
         lora=fields.lora(body.lora),
+        allowed_tools=allowed,
     )
 
 
