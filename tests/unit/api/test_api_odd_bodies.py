@@ -145,6 +145,8 @@ async def test_llama_servers_bias_on_a_text_is_one_on_its_tokens(
     reply = await client.post("/completion", json={"prompt": "x", "logit_bias": given})
     assert reply.status == 200, await reply.text()
     assert backend.asked.sampling.logit_bias == {3: -5.0, 4: -5.0, 7: 1.0, 9: -math.inf}
+    told = (await reply.json())["generation_settings"]["logit_bias"]
+    assert {one["token"]: one["bias"] for one in told} == {3: -5.0, 4: -5.0, 7: 1.0, 9: None}
     assert (
         await client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "logit_bias": given})
     ).status == 400
