@@ -26,13 +26,15 @@ Calls = Literal[
     "command",  # <|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>
     "lfm",  # <|tool_call_start|>[name(key="text")]<|tool_call_end|>
     "kimi",  # <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
+    "solar",  # <|tool_call:begin|>id<|tool_call:name|>name<|tool_call:args|>{...}<|tool_call:end|>
     "functionary",  # >>>name, a line end, {...}; text is >>>all
     "function_tag",  # <function=name>{...}</function>, of Functionary 3.1 and what learned it from Llama 3.1
     "functools",  # functools[{"name": ..., "arguments": {...}}], of Firefunction
-    "jamba",  # <tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>
+    "jamba",  # <tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>, or such objects without a list
     "command_r",  # Action: ```json [{"tool_name": ..., "parameters": {...}}]```
     "seed",  # <seed:tool_call><function=name><parameter=key>text</parameter></function></seed:tool_call>
     "minimax",  # <minimax:tool_call><invoke name="name"><parameter name="key">text</parameter></invoke> ...
+    "minimax_m3",  # a mark before each tag, <tool_call><invoke name="name"><key>text</key></invoke></tool_call>
     "minicpm",  # <function name="name"><param name="key">text</param></function>
     "gigachat",  # <|message_sep|>function call<|role_sep|>{"name": ..., "arguments": {...}}
     "apertus",  # <|tools_prefix|>[{"name": {...}}]<|tools_suffix|>
@@ -45,6 +47,7 @@ _THOUGHTS = (
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
     ("<|channel>thought\n", "<channel|>"),
 )
 
@@ -69,6 +72,9 @@ _MARKERS: dict[Calls, tuple[str, ...]] = {
         "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
         "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     ),
+    "solar": (
+        "<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>",
+    ),
     "functionary": (),
     "function_tag": (),
     "functools": ("functools",),
@@ -76,6 +82,7 @@ _MARKERS: dict[Calls, tuple[str, ...]] = {
     "command_r": (),
     "seed": ("<seed:tool_call>", "</seed:tool_call>"),
     "minimax": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "minimax_m3": ("]<]minimax[>[", "<tool_call>", "</tool_call>"),
     "minicpm": ("<function", "</function>", "<param", "</param>"),
     "gigachat": ("<|message_sep|>", "<|role_sep|>"),
     "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
@@ -94,6 +101,11 @@ DEEPSEEK = (
     "<｜tool▁calls▁end｜>",
 )
 """Begin of all, begin of one, between the kind or the name and what follows, end of one, end of all."""
+
+SOLAR = _MARKERS["solar"]
+"""Begin of all, begin of one, between its id and its name, before its arguments, end of one."""
+
+MINIMAX_MARK = _MARKERS["minimax_m3"][0]
 
 KIMI = _MARKERS["kimi"]
 """Begin and end of all, begin of one, between its id and its arguments, end of one."""
@@ -131,16 +143,18 @@ def detect_layout(template: str) -> Layout:
     return Layout(calls, thoughts)
 
 
-_SIGNS: dict[Calls, str] = {
-    "kimi": "<|tool_call_begin|>",
-    "functionary": ">>>all",
-    "seed": "<seed:tool_call>",
-    "minimax": "<minimax:tool_call>",
-    "gigachat": "function call<|role_sep|>",
-    "apertus": "<|tools_prefix|>",
-    "functools": "functools[",
-    "minicpm": '<function name="',
-    "command_r": "Write 'Action:'",
+_SIGNS: dict[Calls, tuple[str, ...]] = {
+    "kimi": ("<|tool_call_begin|>",),
+    "solar": ("<|tool_call:begin|>",),
+    "functionary": (">>>all",),
+    "seed": ("<seed:tool_call>",),
+    "minimax": ("<minimax:tool_call>",),
+    "minimax_m3": ("]<]minimax[>[",),
+    "gigachat": ("<|role_sep|>", "function call"),
+    "apertus": ("<|tools_prefix|>",),
+    "functools": ("functools[",),
+    "minicpm": ('<function name="', '<param name="'),
+    "command_r": ("followed by a json-formatted list of actions",),
 }
 """What only one family's templates have, though they may have marks of others too."""
 
@@ -159,8 +173,8 @@ def _detect_calls(template: str) -> Calls:
         return "gemma_pipe"
     if "<start_function_call>" in template:
         return "gemma_call"
-    for calls, mark in _SIGNS.items():
-        if mark in template:
+    for calls, signs in _SIGNS.items():
+        if all(sign in template for sign in signs):
             return calls
     if "<tool_call>" in template:
         return "hermes"

@@ -11,11 +11,15 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from .layout import KIMI
+from .layout import KIMI, MINIMAX_MARK, SOLAR
 from .reader import Reader, Sink, Wait
 
+_M3 = re.escape(MINIMAX_MARK)
 _NAME = re.compile(r"[\w.\-]{1,128}")
 _KIMI_ID = re.compile(r"(?:functions\.)?([\w.\-]{1,128}?)(?::\d{1,9})?")
+_M3_INVOKE = re.compile(rf'{_M3}<invoke name="([^"]+)">(.*?){_M3}</invoke>', re.DOTALL)
+_M3_PAIR = re.compile(rf"{_M3}<([^/<>\s]+)>(.*?){_M3}</\1>", re.DOTALL)
+_DEEPEST = 16  # levels of tags within tags
 _FENCE = "```"
 _RECIPIENT = ">>>"
 
@@ -64,6 +68,61 @@ def kimi(hands: Hands) -> Wait:
         yield from _arguments(hands, named[1], ident)
         if not hands.is_over():
             yield from reader.until((end,), lambda _space: None)
+
+
+def solar(hands: Hands) -> Wait:
+    """As Kimi's, with the name beside the id."""
+    reader = hands.reader
+    begin_all, begin, before_name, before_arguments, end = SOLAR
+    while not hands.is_over():
+        found = yield from reader.until((begin_all, begin), hands.text)
+        if not found:
+            return
+        if found != begin:
+            continue
+        head: list[str] = []
+        found = yield from reader.until((before_arguments, end), head.append)
+        ident, middle, name = "".join(head).partition(before_name)
+        if found != before_arguments or not middle or not _NAME.fullmatch(name.strip()):
+            hands.text(begin + "".join(head) + found)
+            continue
+        yield from _arguments(hands, name.strip(), ident.strip())
+        if not hands.is_over():
+            yield from reader.until((end,), lambda _space: None)
+
+
+def minimax_m3(hands: Hands) -> Wait:
+    """Values within values are tags within tags, and lists are tags that are all called `item`."""
+    opening, closing = f"{MINIMAX_MARK}<tool_call>", f"{MINIMAX_MARK}</tool_call>"
+    body: list[str] = []
+    closed = yield from hands.reader.until((closing,), body.append)
+    whole = "".join(body)
+    found = _M3_INVOKE.findall(whole)
+    if not found:
+        hands.text(opening + whole + closed)
+    for name, inner in found:
+        pairs = "".join(
+            f'<parameter name="{key}">{_m3_value(text)}</parameter>' for key, text in _M3_PAIR.findall(inner)
+        )
+        hands.whole(name, hands.arguments_of(name, pairs))
+
+
+def _m3_value(text: str, depth: int = 0) -> str:
+    """A value as text: what has tags in it as JSON."""
+    pairs = _M3_PAIR.findall(text) if depth < _DEEPEST else []
+    return json.dumps(_m3_tree(text, depth), ensure_ascii=False) if pairs else text
+
+
+def _m3_tree(text: str, depth: int) -> Any:
+    pairs = _M3_PAIR.findall(text) if depth < _DEEPEST else []
+    if not pairs:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    if all(key == "item" for key, _ in pairs):
+        return [_m3_tree(inner, depth + 1) for _, inner in pairs]
+    return {key: _m3_tree(inner, depth + 1) for key, inner in pairs}
 
 
 def functionary(hands: Hands) -> Wait:

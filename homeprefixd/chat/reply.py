@@ -24,7 +24,9 @@ from .other_forms import (
     gigachat,
     invocations,
     kimi,
+    minimax_m3,
     named_function,
+    solar,
 )
 from .reader import Reader, Sink, Wait
 from .spoken_calls import (
@@ -205,6 +207,10 @@ class ReplyParser:
         hands, markers = self._hands(), self._layout.markers
         if kind == "kimi":
             yield from kimi(hands)
+        elif kind == "solar":
+            yield from solar(hands)
+        elif kind == "minimax_m3":
+            yield from self._marked((markers[0] + markers[1],), lambda: minimax_m3(hands))
         elif kind == "command_r":
             yield from self._marked(("Action:",), lambda: command_r(hands))
         elif kind == "gigachat":
@@ -404,8 +410,9 @@ class ReplyParser:
         before = self.count
         if first == "[":
             yield from self._list()
-        elif first == "{":
-            yield from self._object(self._may_call)
+        while first == "{" and not self.ended and (yield from self._object(self._may_call)):
+            yield from reader.space()
+            first = yield from reader.peek()
         if self.count == before:
             self._text.add(opening + space)
         elif not self.ended and closing:

@@ -25,7 +25,7 @@ _ID_LETTERS = string.ascii_letters + string.digits
 _NO_GRAMMAR = frozenset(
     {
         "gemma", "lfm", "olmo", "kimi", "functionary", "function_tag", "command_r", "seed", "minimax", "minicpm",
-        "gigachat", "apertus",
+        "gigachat", "apertus", "solar", "minimax_m3",
     }
 )  # fmt: skip
 """Layouts in which calls that must be made are JSON: no grammar writes them."""

@@ -509,6 +509,39 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         ("I look.", "", [WEATHER]),
     ),
     (
+        # the template of MiniMax-M1
+        "jamba: objects in tags, without a list",
+        Layout("jamba"),
+        'So:\n<tool_calls>\n{"name": "get_weather", "arguments": '
+        + ARGUMENTS
+        + '}\n{"name": "turn_on", "arguments": {}}'
+        "\n</tool_calls>",
+        {},
+        ("So:", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
+        # the template of MiniMax-M3
+        "minimax_m3: tags in tags",
+        Layout("minimax_m3", ("<mm:think>", "</mm:think>")),
+        "<mm:think>Hm.</mm:think>]<]minimax[>[<tool_call>\n"
+        ']<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>]<]minimax[>[<unit>°C'
+        ']<]minimax[>[</unit>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="turn_on">]<]minimax[>[<ids>'
+        "]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>]<]minimax[>[<a>x]<]minimax[>[</a>"
+        "]<]minimax[>[</item>]<]minimax[>[</ids>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        {},
+        ("", "Hm.", [WEATHER, ("turn_on", {"ids": [1, {"a": "x"}]})]),
+    ),
+    (
+        # the template of Solar Open
+        "solar: ids and names",
+        Layout("solar"),
+        "I look.<|tool_calls|><|tool_call:begin|>c1<|tool_call:name|>get_weather<|tool_call:args|>"
+        + ARGUMENTS
+        + "<|tool_call:end|><|tool_call:begin|>c2<|tool_call:name|>turn_on<|tool_call:args|>{}<|tool_call:end|>",
+        {},
+        ("I look.", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
         # the template of Apertus
         "apertus: names as keys",
         Layout("apertus"),
@@ -676,11 +709,13 @@ def test_no_reply_depends_on_its_cuts(layout: Any, bits: list[str], parallel: bo
         ("<tool_call><function=x><parameter=y>", Layout("hermes")),
         ("<|start_header_id|> functools[", Layout("functools")),
         ("<tool_calls>[", Layout("jamba")),
-        ("Write 'Action:' followed by a json-formatted list", Layout("command_r")),
+        ("'Action:' followed by a json-formatted list of actions", Layout("command_r")),
         ("<seed:tool_call><seed:think>", Layout("seed", ("<seed:think>", "</seed:think>"))),
         ("<minimax:tool_call><think>", Layout("minimax", THINK)),
         ('<function name="a"><param name="b">', Layout("minicpm")),
-        ("function call<|role_sep|>", Layout("gigachat")),
+        ("'<|role_sep|>' 'function call'", Layout("gigachat")),
+        ("<|tool_call:begin|>", Layout("solar")),
+        ("]<]minimax[>[ <tool_call> <mm:think>", Layout("minimax_m3", ("<mm:think>", "</mm:think>"))),
         ("<|tools_prefix|>", Layout("apertus")),
         ("<function_calls>", Layout("olmo")),
         ("<|im_start|>", Layout("generic")),
