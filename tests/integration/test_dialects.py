@@ -303,13 +303,14 @@ def test_responses_tools_and_schemas(house: House) -> None:
 
 def test_an_evaluation_harness_reads_the_prompts_logprobs(house: House) -> None:
     """As lm-evaluation-harness' `local-completions` asks and reads: token ids of a context and of what goes on."""
-    context = [*household("What is the capital of France?"), "The capital of France is"]
+    context = "These are facts about the capitals of countries. " * 12 + "The capital of France is"
 
     def tokens(text: str) -> list[int]:
         found: list[int] = post(house.server.url, "/tokenize", {"content": text})["tokens"]
         return found
 
-    begin = tokens("\n".join(context))
+    begin = tokens(context)
+    assert 100 < len(begin) < 150
     answers = [tokens(text) for text in (" Paris", " cauliflower", " made")]
     request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
     with house.openai() as client:
@@ -325,7 +326,7 @@ def test_an_evaluation_harness_reads_the_prompts_logprobs(house: House) -> None:
             )
             assert len(told) == len(answer)
             assert max(logprobs.text_offset) <= len(choice.text)
-            assert choice.text.startswith("\n".join(context))
+            assert choice.text.startswith(context)
             scores.append((sum(told), greedy))
         assert max(scores)[0] == scores[0][0]  # it knows that much
         # What was generated, sent back as a prompt, is as probable as it was.
@@ -347,10 +348,10 @@ def test_an_evaluation_harness_reads_the_prompts_logprobs(house: House) -> None:
     assert again.usage is not None
     assert plain.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details is not None
-    assert (plain.usage.prompt_tokens_details.cached_tokens or 0) > 100
+    assert (plain.usage.prompt_tokens_details.cached_tokens or 0) > 64
     assert again.usage.prompt_tokens_details.cached_tokens == 0
-    assert get(house, f"/cache/explain/{again.id}")["cause"] == "prompt_logprobs"
-    status, refusal = ask(house, {**request, "logprobs": 20, "echo": True, "prompt": [begin] * 64})
+    assert get(house, f"/cache/explain/{again.id}")["explanation"]["cause"] == "prompt_logprobs"
+    status, refusal = ask(house, {**request, "logprobs": 20, "echo": True, "prompt": [begin * 2] * 64})
     assert (status, refusal["error"]["param"]) == (400, "logprobs")
     assert "may be told for each reply" in refusal["error"]["message"]
 
