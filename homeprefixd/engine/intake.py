@@ -34,7 +34,7 @@ from .infill import fill_prompt
 from .likelihood import PromptLogprobs
 from .points import points_of
 from .replay import Replay, Worded, is_repeating
-from .sampling import check_sampling
+from .sampling import Sampler, check_sampling, takes_long
 from .scheduler import Engine
 from .sequence import Request
 from .sequence import Sequence as RunningSequence
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Intake:
-    """One thread prepares requests in order, another those whose form must be compiled first, which may take seconds.
+    """One thread prepares requests in order, another those whose form or sampler may take seconds to be made.
     `put` and `cancel` never wait for them.
 
     `ctx`: tokens that one request may use. `emit` may raise ChannelClosedError: the engine ends then.
@@ -107,7 +107,8 @@ class Intake:
             )
             self._emit(failure_of(generate.rid, error))
             return
-        work = self._constrained if is_constrained(generate) else self._queue
+        slow = is_constrained(generate) or takes_long(generate.sampling)
+        work = self._constrained if slow else self._queue
         work.put((generate, time.perf_counter()))
 
     def cancel(self, rid: str) -> None:
@@ -197,6 +198,10 @@ class Intake:
             _check_told(generate, len(tokens))
             points = self._points_of(generate, text, worded) if self._points else ()
             reply = self._shaper.reply(generate, text)
+            sampler = None
+            if takes_long(generate.sampling):  # not while others are served
+                sampler = Sampler(self._model, generate.sampling, self._ctx)
+                sampler.accept_prompt(tokens)
         except ChannelClosedError:
             raise
         except Exception as error:
@@ -221,7 +226,7 @@ class Intake:
             lora=lora,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
-        sequence = RunningSequence(request, list(tokens), TextStream(generate.stop), reply=reply)
+        sequence = RunningSequence(request, list(tokens), TextStream(generate.stop), sampler=sampler, reply=reply)
         if generate.prompt_logprobs >= 0:
             piece = functools.partial(self._model.piece, special=True)
             sequence.prompt_logprobs = PromptLogprobs(tokens, generate.prompt_logprobs, piece)

@@ -56,6 +56,11 @@ def check_sampling(sampling: Sampling, n_vocab: int) -> None:
             )
 
 
+def takes_long(sampling: Sampling) -> bool:
+    """May it take seconds to make its chain? For each text that ends a repetition llama.cpp looks at all tokens."""
+    return sampling.dry_multiplier != 0 and "dry" in sampling.samplers
+
+
 class Sampler:
     """One request's chain. Keeps state (random numbers, penalties) from token to token. Close it."""
 
@@ -114,7 +119,7 @@ class Sampler:
         last_n = n_ctx if sampling.repeat_last_n < 0 else sampling.repeat_last_n
         has_penalty = last_n > 0 and _has_penalty(sampling) and "penalties" in sampling.samplers
         dry_n = n_ctx if sampling.dry_penalty_last_n < 0 else min(n_ctx, sampling.dry_penalty_last_n)
-        has_dry = dry_n > 0 and sampling.dry_multiplier != 0 and "dry" in sampling.samplers
+        has_dry = dry_n > 0 and takes_long(sampling)
         self.last_n = max(last_n if has_penalty else 0, dry_n if has_dry else 0)
         spread, exponent = sampling.dynatemp_range, sampling.dynatemp_exponent
         top_k = min(sampling.top_k, model.n_vocab)

@@ -342,6 +342,24 @@ def test_dry_ends_repetitions_and_sequence_breakers_keep_them(run: Run, tiny: Ti
     assert say(**dry, dry_penalty_last_n=-1) == say(**dry)
 
 
+def test_slow_samplers_do_not_stall_others(run: Run, demo_model: Path) -> None:
+    """Many texts that end a repetition: llama.cpp looks at all tokens for each."""
+    running = run(demo_model)
+    stream = running.start("Once upon a time", 60)
+    running.wait(lambda: running.of(stream, Delta))
+    breakers = tuple(f"{letter}hello there my friend what" for letter in "abcdef")
+    other = running.start("x", 2, sampling=Sampling(dry_multiplier=1.0, dry_sequence_breakers=breakers))
+    asked = time.perf_counter()
+    third = running.start("Two and two", 2)
+    running.finish(third)
+    running.finish(other)
+    ready = next(at for at, f in running.frames if isinstance(f, Accepted) and f.rid == other)
+    assert next(at for at, f in running.frames if isinstance(f, Accepted) and f.rid == third) < ready
+    meanwhile = [at for at, f in running.frames if isinstance(f, Delta) and f.rid == stream and asked < at < ready]
+    running.finish(stream)
+    assert len(meanwhile) > 3
+
+
 def test_bad_requests_are_refused_in_words(run: Run, tiny: Tiny, demo_model: Path) -> None:
     running = run(tiny("llama"))
     for prompt, changes, match in (
