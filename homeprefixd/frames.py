@@ -106,6 +106,10 @@ class Message(msgspec.Struct, omit_defaults=True):
     reasoning_content: str | None = None
 
 
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+"""llama.cpp's names of its samplers, in the order in which llama-server applies them."""
+
+
 class Sampling(msgspec.Struct, frozen=True):
     """Settings of llama.cpp's sampler chain; the defaults are llama-server's. Greedy: `temperature` 0."""
 
@@ -130,6 +134,12 @@ class Sampling(msgspec.Struct, frozen=True):
     mirostat: int = 0  # 1 or 2: its version, in place of all that cuts candidates off
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0  # 0: off
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2  # tokens of a repetition that cost nothing
+    dry_penalty_last_n: int = 64  # < 0: the whole context
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    samplers: tuple[str, ...] = SAMPLERS  # those that are applied, in this order, and `infill`
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -163,6 +173,9 @@ class Generate(Frame):
     files: list[tuple[str, str]] = []  # with `suffix`: names and texts of other files, which stand before
     lora: list[LoraChoice] | None = None  # adapters; None: the model's default ones
     warming: bool = False  # computed ahead of its need: no app waits for it
+    prompt_logprobs: int = -1  # >= 0: as `logprobs`, of the prompt's tokens, which are all computed for it
+    most_prompt_logprobs: int = 0  # log-probabilities of these that may be told at most; 0: no bound
+    allowed_tools: list[str] | None = None  # names of the `tools` that may be called; None: all
 
 
 class Cancel(Frame):
@@ -381,7 +394,7 @@ class CallPiece(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """A generated token and its natural logarithm of probability, before any sampler; `top`: the likeliest ones'."""
+    """A token and its natural logarithm of probability, before any sampler; `top`: the likeliest ones'."""
 
     token: int
     piece: bytes
@@ -398,6 +411,7 @@ class Delta(Frame):
     reasoning: str = ""  # the model's thoughts, which are not part of `text`
     calls: list[CallPiece] = []
     logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []  # of all the prompt's tokens, in one frame; the first one's is NaN
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -444,6 +458,7 @@ class Finished(Frame):
     logprobs: list[TokenLogprob] = []  # likewise
     stored: int = -1  # tokens of prompt and reply that the cache holds in whole blocks; -1: not told
     gate: GateDecision | None = None  # how much of what the cache knew was restored, and why; None: nothing was asked
+    prompt_logprobs: list[TokenLogprob] = []  # as in `Delta`, where `stream` was False
 
 
 class Heartbeat(Frame):

@@ -6,6 +6,8 @@ the reason and the figures, and `message_stop`.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,17 @@ from .errors import encode
 from .replies import whole_calls
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "max_tokens"}
+
+
+def _signature(thoughts: Any) -> str:
+    """Of a block's thoughts, whose digest (a `hashlib` object) this is. Readers keep a block only if it has one; sent
+    back, it is looked at no more than Anthropic's own are elsewhere.
+    """
+    return base64.b64encode(thoughts.digest()).decode()
+
+
+def _digest() -> Any:
+    return hashlib.sha256(b"homeprefixd thinking\n")
 
 
 def _event(kind: str, **more: Any) -> bytes:
@@ -58,6 +71,7 @@ class MessageWriter:
         self._blocks = 0  # that were begun
         self._open = ""  # type of the block that is being written
         self._call = -1  # index of the call that it is
+        self._thoughts = _digest()  # of the block that is being written
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, int], **stop: Any) -> dict[str, Any]:
         return {
@@ -99,6 +113,7 @@ class MessageWriter:
         if delta.reasoning:
             data += self._block("thinking", {"thinking": "", "signature": ""})
             data += self._piece({"type": "thinking_delta", "thinking": delta.reasoning})
+            self._thoughts.update(delta.reasoning.encode(errors="surrogatepass"))
         if delta.text:
             data += self._block("text", {"text": ""})
             data += self._piece({"type": "text_delta", "text": delta.text})
@@ -131,8 +146,12 @@ class MessageWriter:
     def _close(self) -> bytes:
         if not self._open:
             return b""
+        data = b""
+        if self._open == "thinking":
+            data = self._piece({"type": "signature_delta", "signature": _signature(self._thoughts)})
+            self._thoughts = _digest()
         self._open = ""
-        return _event("content_block_stop", index=self._blocks - 1)
+        return data + _event("content_block_stop", index=self._blocks - 1)
 
     def _end(self, finished: Finished) -> bytes:
         return (
@@ -152,7 +171,9 @@ class MessageWriter:
         """
         content: list[dict[str, Any]] = []
         if finished.reasoning:
-            content.append({"type": "thinking", "thinking": finished.reasoning, "signature": ""})
+            thoughts = _digest()
+            thoughts.update(finished.reasoning.encode(errors="surrogatepass"))
+            content.append({"type": "thinking", "thinking": finished.reasoning, "signature": _signature(thoughts)})
         if finished.text:
             content.append({"type": "text", "text": finished.text})
         for call in whole_calls(finished.calls):

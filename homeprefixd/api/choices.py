@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
@@ -28,6 +29,20 @@ def _usage(finished: Sequence[Finished], per_prompt: int) -> dict[str, Any]:
     return total
 
 
+def _best(ends: Sequence[Finished], count: int) -> Sequence[Finished]:
+    """Those whose tokens are the most probable, by the mean of their log-probabilities."""
+    if len(ends) == count:
+        return ends
+    best = sorted(ends, key=_mean, reverse=True)[:count]
+    best[0].prompt_logprobs = ends[0].prompt_logprobs  # the first was asked for those, on behalf of all
+    return best
+
+
+def _mean(end: Finished) -> float:
+    """Without any token, nothing can be said for it."""
+    return sum(token.logprob for token in end.logprobs) / len(end.logprobs) if end.logprobs else -math.inf
+
+
 async def respond_choices(
     request: web.Request,
     generations: Sequence[Generation],
@@ -39,13 +54,19 @@ async def respond_choices(
     progress: bool,
     keep_alive: float,
 ) -> web.StreamResponse:
-    """Run all of them and answer; otherwise as `openai_reply.respond`. `per_prompt`: choices of one prompt."""
+    """Run all of them and answer; otherwise as `openai_reply.respond`. `per_prompt`: generations of one prompt.
+
+    If there are fewer writers, the best are told, which cannot be streamed.
+    """
     ends: dict[int, Finished] = {}
     if not stream:
         async with contextlib.aclosing(_merged(generations)) as merged:
             ends = {index: event async for index, event in merged if isinstance(event, Finished)}
         finished = [ends[index] for index in range(len(generations))]
-        choices = [writer.whole_choice(end) for writer, end in zip(writers, finished, strict=True)]
+        told = len(writers) * per_prompt // len(generations)
+        groups = [finished[at : at + per_prompt] for at in range(0, len(finished), per_prompt)]
+        kept = [end for group in groups for end in _best(group, told)]
+        choices = [writer.whole_choice(end) for writer, end in zip(writers, kept, strict=True)]
         return json_response(writers[0].whole_reply(choices, _usage(finished, per_prompt), finished[0].timings))
 
     async def run(events: EventStream) -> None:

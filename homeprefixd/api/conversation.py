@@ -58,6 +58,43 @@ def checked_choice(choice: str, tools: Sequence[dict[str, Any]] | None, param: s
     return choice
 
 
+def allowed_tools(
+    choice: dict[str, Any], tools: Sequence[dict[str, Any]] | None, hosted: tuple[str, ...] = ()
+) -> tuple[str, list[str]]:
+    """`Generate.tool_choice` and `allowed_tools` of a `tool_choice` of that type, in either of OpenAI's forms.
+
+    All of `tools` stay in the prompt, so that its beginning stays the same whichever are allowed. `hosted`: beginnings
+    of types of tools that are left out of `tools`, and so here. Raises RequestError.
+    """
+    given = choice.get("allowed_tools", choice)
+    where = "tool_choice.allowed_tools" if "allowed_tools" in choice else "tool_choice"
+    mode, listed = (given.get("mode", "auto"), given.get("tools")) if isinstance(given, dict) else (None, None)
+    if mode not in ("auto", "required"):
+        raise RequestError(f"`{where}.mode` must be auto or required.", param=f"{where}.mode", code="unsupported_value")
+    if not isinstance(listed, list) or not listed:
+        raise RequestError(
+            f"`{where}.tools` must be a list of tools, of one at least.", param=f"{where}.tools", code="wrong_type"
+        )
+    names: list[str] = []
+    for index, tool in enumerate(listed):
+        kind = tool.get("type", "function") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and hosted and kind.startswith(hosted):
+            continue
+        function = tool.get("function", tool) if kind == "function" else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            form = '"name": ...' if where == "tool_choice" else '"function": {"name": ...}'
+            raise RequestError(
+                f'`{where}.tools[{index}]` must name a function: {{"type": "function", {form}}}.',
+                param=f"{where}.tools[{index}]",
+                code="unsupported_value",
+            )
+        names.append(checked_choice(f"={name}", tools, f"{where}.tools[{index}]")[1:])
+    if not names:
+        return checked_choice("required" if mode == "required" else "none", None, where), []
+    return mode, list(dict.fromkeys(names))
+
+
 def schema_constraint(schema: dict[str, Any], param: str) -> Constraint:
     """A reply that must fit a JSON schema. Raises RequestError."""
     fields.check_plain(param, schema)

@@ -27,6 +27,11 @@ MAX_COUNT = 2**31 - 1
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 1024
 MAX_NESTING = 64
+MAX_SAMPLERS = 32
+MAX_BREAKERS = 16
+"""Of DRY: llama.cpp looks through the whole vocabulary for each."""
+MAX_BREAKER_BYTES = 40
+"""llama.cpp cuts off what is longer."""
 MAX_LOGPROBS = 20
 """Of values that are passed on as they came (tools, template arguments): no decoder on their way may overflow."""
 
@@ -206,6 +211,56 @@ def lora(value: list[LoraField] | None) -> list[LoraChoice] | None:
     ]
 
 
+_SAMPLER_LETTERS = {
+    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
+    "x": "xtc", "t": "temperature", "i": "infill",
+}  # fmt: skip
+"""llama.cpp's letters for its samplers -> its names."""
+
+_SAMPLER_NAMES = {
+    "nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical_p": "typ_p",
+    **{name.replace("_", joint): name for name in _SAMPLER_LETTERS.values() for joint in ("_", "-", "")},
+}  # fmt: skip
+"""How else llama.cpp lets them be spelt -> its names."""
+
+
+def samplers(value: str | list[str] | None) -> tuple[str, ...] | None:
+    """Names of samplers in the order in which they are applied, or a text of letters for them. Raises RequestError."""
+    if value is None:
+        return None
+    if len(value) > MAX_SAMPLERS:
+        raise RequestError(f"`samplers` takes at most {MAX_SAMPLERS} samplers.", param="samplers", code="out_of_range")
+    known = _SAMPLER_LETTERS if isinstance(value, str) else _SAMPLER_NAMES
+    found = []
+    for given in value:
+        name = known.get(given if isinstance(value, str) else given.lower())
+        if name is None:
+            shown = ", ".join(f"{letter} ({name})" for letter, name in _SAMPLER_LETTERS.items())
+            raise RequestError(
+                f"`samplers` has {given[:40]!r}, which is no sampler: take"
+                f" {shown if isinstance(value, str) else ', '.join(_SAMPLER_LETTERS.values())}.",
+                param="samplers",
+                code="unsupported_value",
+            )
+        found.append(name)
+    return tuple(found)
+
+
+def sequence_breakers(value: list[str] | None) -> tuple[str, ...] | None:
+    """Texts that end a repetition. Raises RequestError."""
+    if value is None:
+        return None
+    sizes = [len(text.encode(errors="surrogatepass")) for text in value]
+    fits = 0 < len(value) <= MAX_BREAKERS and min(sizes) > 0 and max(sizes) <= MAX_BREAKER_BYTES
+    if not fits or any("\0" in text for text in value):
+        raise RequestError(
+            f"`dry_sequence_breakers` takes 1 to {MAX_BREAKERS} texts of 1 to {MAX_BREAKER_BYTES} bytes, without NUL.",
+            param="dry_sequence_breakers",
+            code="out_of_range",
+        )
+    return tuple(value)
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Fields of a body that set the sampler, named as llama-server names them. Dialects inherit them."""
 
@@ -230,6 +285,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     mirostat: Number = None
     mirostat_tau: Number = None
     mirostat_eta: Number = None
+    dry_multiplier: Number = None
+    dry_base: Number = None
+    dry_allowed_length: Number = None
+    dry_penalty_last_n: Number = None
+    dry_sequence_breakers: list[str] | None = None
+    samplers: str | list[str] | None = None
 
     def sampling(self, n_vocab: int | None) -> Sampling:
         """Checked, with the defaults of `Sampling` for what is absent. Raises RequestError."""
@@ -255,6 +316,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             "mirostat": whole("mirostat", self.mirostat, 0, 2),
             "mirostat_tau": number("mirostat_tau", self.mirostat_tau, 0, 100),
             "mirostat_eta": number("mirostat_eta", self.mirostat_eta, 0, 1),
+            "dry_multiplier": number("dry_multiplier", self.dry_multiplier, 0, 100),
+            "dry_base": number("dry_base", self.dry_base, 0, 100),
+            "dry_allowed_length": whole("dry_allowed_length", self.dry_allowed_length, 0),
+            "dry_penalty_last_n": whole("dry_penalty_last_n", self.dry_penalty_last_n, -1),
+            "dry_sequence_breakers": sequence_breakers(self.dry_sequence_breakers),
+            "samplers": samplers(self.samplers),
         }
+        if given["dry_base"] is not None and given["dry_base"] < 1:  # as llama-server has it
+            given["dry_base"] = None
         chosen = {name: value for name, value in given.items() if value is not None}
         return Sampling(**chosen, logit_bias=logit_bias(self.logit_bias, n_vocab))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ _MAX_PROBS = 100
 _MAX_FILES = 1000
 _MAX_BIASED_TEXTS = 1000
 
-_IGNORED = frozenset({"id_slot", "timings_per_token", "samplers", "n_keep", "t_max_predict_ms"})
+_IGNORED = frozenset({"id_slot", "timings_per_token", "n_keep", "t_max_predict_ms"})
 
 
 class NativeBody(CommonBody, kw_only=True):
@@ -209,7 +210,6 @@ class NativeWriter(ReplyWriter):
     def _everything(self, finished: Finished) -> dict[str, Any]:
         timings = finished.timings
         stop = "word" if finished.stop is not None else "eos" if finished.reason == "stop" else "limit"
-        sampling = {name: value for name, value in _settings(self._generate).items() if name != "logit_bias"}
         return {
             "index": self.index,
             "content": finished.text,
@@ -219,7 +219,7 @@ class NativeWriter(ReplyWriter):
             "model": self.model,
             "tokens_predicted": timings.predicted_n,
             "tokens_evaluated": timings.total_prompt_n,
-            "generation_settings": sampling,
+            "generation_settings": _settings(self._generate),
             "prompt": self._generate.prompt if isinstance(self._generate.prompt, str) else "",
             "has_new_line": "\n" in finished.text,
             "truncated": False,
@@ -254,8 +254,10 @@ def _nested(value: Any, path: str) -> tuple[Any, ...]:
 
 def _settings(generate: Generate) -> dict[str, Any]:
     """What the reply was made with."""
+    biases = generate.sampling.logit_bias.items()
     return {
         **msgspec.to_builtins(generate.sampling, str_keys=True),
+        "logit_bias": [{"token": token, "bias": bias if math.isfinite(bias) else None} for token, bias in biases],
         "n_predict": generate.max_tokens,
         "max_tokens": generate.max_tokens,
         "stop": generate.stop,

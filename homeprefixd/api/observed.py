@@ -137,7 +137,8 @@ class ObservedGeneration:
             self._end(outcome_of(error), error.message)
             raise
         if isinstance(event, Delta):
-            self._take_text(event)
+            if not event.prompt_logprobs:  # else nothing of the reply has come yet
+                self._take_text(event)
         elif isinstance(event, Progress):
             self._cached = event.reused >= CACHED * event.total
             self._records.progress(self._record, event)

@@ -16,7 +16,7 @@ from .choices import respond_choices
 from .errors import read_body
 from .fields import LoraField, Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
-from .openai_reply import ChatWriter, CompletionWriter, ReplyWriter, respond
+from .openai_reply import ChatWriter, CompletionWriter, Echo, ReplyWriter, respond
 from .openai_tools import check_tools, tool_choice
 from .operation import EVENTS, Operation, both
 from .standing import with_standing
@@ -35,6 +35,9 @@ _ROLES = {
 MAX_CHOICES = 64
 """Replies to one request: `n` times the number of prompts."""
 
+
+MAX_PROMPT_LOGPROBS = 200_000
+"""Log-probabilities of prompts in one reply, all its choices together: about ten megabytes of JSON."""
 
 MAX_TOKEN = 2**31  # ids are below it, where the vocabulary's size is not known
 
@@ -202,6 +205,23 @@ class CompletionBody(CommonBody, kw_only=True):
     suffix: str | None = None
     best_of: Number = None
 
+    def candidates(self) -> int:
+        """How many replies are made of a prompt, of which `n` are given back. Raises RequestError."""
+        best_of = fields.whole("best_of", self.best_of, 0, MAX_CHOICES)
+        if best_of in (None, 0, 1) or best_of == self.count():
+            return self.count()
+        if best_of < self.count():
+            raise RequestError(
+                f"`best_of` must be at least `n`, which is {self.count()}.", param="best_of", code="out_of_range"
+            )
+        if self.stream:
+            raise RequestError(
+                "`best_of` cannot be streamed: which replies are best is known at their end. Leave `stream` out.",
+                param="best_of",
+                code="conflict",
+            )
+        return best_of
+
 
 def _unsupported(param: str, message: str) -> RequestError:
     return RequestError(message, param=param, code="unsupported_value")
@@ -281,6 +301,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     if not body.messages:
         raise RequestError("`messages` must not be empty.", param="messages", code="out_of_range")
     check_tools(body.tools, body.functions)
+    choice, allowed = tool_choice(body.tool_choice, body.tools)
     kwargs = dict(body.chat_template_kwargs or {})
     fields.check_plain("chat_template_kwargs", kwargs)
     if body.reasoning_effort:
@@ -301,10 +322,11 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
         cache=body.cache_prompt is not False,
         salt=body.salt(),
         constraint=body.constraint(),
-        tool_choice=tool_choice(body.tool_choice),
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         logprobs=fields.logprobs(body.logprobs, body.top_logprobs),
         lora=fields.lora(body.lora),
+        allowed_tools=allowed,
     )
 
 
@@ -341,12 +363,12 @@ def _prompt(prompt: Prompt, n_vocab: int | None) -> str | list[int]:
     return ids
 
 
-def check_choices(count: int) -> None:
-    """Raises RequestError if `count` replies are too many."""
+def check_choices(count: int, param: str = "n") -> None:
+    """Raises RequestError if `count` replies are too many. `param`: the field that says how many of each prompt."""
     if count > MAX_CHOICES:
         raise RequestError(
-            f"`n` times the number of prompts must be at most {MAX_CHOICES}, not {count}.",
-            param="n",
+            f"`{param}` times the number of prompts must be at most {MAX_CHOICES}, not {count}.",
+            param=param,
             code="out_of_range",
         )
 
@@ -354,11 +376,14 @@ def check_choices(count: int) -> None:
 def completion_requests(body: CompletionBody, rid: str, n_vocab: int | None) -> list[Generate]:
     """Checked and turned into what the worker takes, one for each prompt. Raises RequestError."""
     logprobs = fields.whole("logprobs", body.logprobs, 0, fields.MAX_LOGPROBS)
-    if logprobs is not None and body.echo:
-        raise _unsupported("logprobs", "`logprobs` with `echo` is not supported: leave one of them out.")
-    if fields.whole("best_of", body.best_of, 0) not in (None, 1, body.count()):
-        raise _unsupported("best_of", "`best_of` is not supported: leave it out or set it to `n`.")
     given = prompts(body.prompt, n_vocab)
+    tells_prompt = bool(body.echo) and logprobs is not None
+    if tells_prompt and body.suffix:
+        raise RequestError(
+            "`suffix` excludes `echo` with `logprobs`: the prompt is no text of its own then. Leave one of them out.",
+            param="suffix",
+            code="conflict",
+        )
     if body.suffix and not all(isinstance(prompt, str) for prompt in given):
         raise _unsupported("suffix", "`suffix` needs `prompt` to be text.")
     return [
@@ -375,9 +400,11 @@ def completion_requests(body: CompletionBody, rid: str, n_vocab: int | None) -> 
             cache=body.cache_prompt is not False,
             salt=body.salt(),
             constraint=body.constraint(),
-            logprobs=-1 if logprobs is None else logprobs,
+            logprobs=(0 if body.candidates() > body.count() else -1) if logprobs is None else logprobs,
             suffix=body.suffix or None,
             lora=fields.lora(body.lora),
+            prompt_logprobs=logprobs if logprobs is not None and tells_prompt else -1,
+            most_prompt_logprobs=MAX_PROMPT_LOGPROBS // (len(given) * body.count()) if tells_prompt else 0,
         )
         for prompt in given
     ]
@@ -402,7 +429,9 @@ def choices(bases: list[Generate], count: int) -> list[Generate]:
                 sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + number) % 2**32)
             if made:
                 rid = f"{rid}-{len(made)}"
-            made.append(msgspec.structs.replace(base, rid=rid, sampling=sampling))
+            # the prompt's own log-probabilities are the same for all of them
+            told = -1 if number else base.prompt_logprobs
+            made.append(msgspec.structs.replace(base, rid=rid, sampling=sampling, prompt_logprobs=told))
     return made
 
 
@@ -412,9 +441,13 @@ async def answer(
     alias: str,
     bases: list[Generate],
     writer: Callable[[int], ReplyWriter],
+    candidates: int = 0,
 ) -> web.StreamResponse:
-    """Run the requests, `n` of each, and reply. `writer`: of the choice with an index."""
-    generates = choices([with_standing(request, base, body.service_tier) for base in bases], body.count())
+    """Run the requests, `n` of each, and reply. `writer`: of the choice with an index. `candidates`: more than `n` of
+    each are run, and the best are told, none of them streamed.
+    """
+    per_prompt = max(body.count(), candidates)
+    generates = choices([with_standing(request, base, body.service_tier) for base in bases], per_prompt)
     backend = request.app[BACKEND]
     stream = bool(body.stream)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -427,8 +460,8 @@ async def answer(
     return await respond_choices(
         request,
         [backend.generate(alias, generate) for generate in generates],
-        [writer(index) for index in range(len(generates))],
-        body.count(),
+        [writer(index) for index in range(len(bases) * body.count())],
+        per_prompt,
         stream=stream,
         usage=usage,
         progress=progress,
@@ -453,13 +486,17 @@ async def completions(request: web.Request) -> web.StreamResponse:
     identity = request.app[IDENTITY]
     rid, created = f"cmpl-{identity.token()}", int(identity.clock())
     generates = completion_requests(body, rid, vocabulary(request, alias))
-    check_choices(len(generates) * body.count())
-    echoes = [await _echo(request, alias, generate) if body.echo else "" for generate in generates]
+    check_choices(len(generates) * body.candidates(), "n" if body.candidates() == body.count() else "best_of")
+    echoes = [
+        Echo(await _echo(request, alias, generate), logprobs=generate.prompt_logprobs >= 0) if body.echo else Echo()
+        for generate in generates
+    ]
+    told = body.logprobs is not None
 
     def writer(index: int) -> CompletionWriter:
-        return CompletionWriter(rid, alias, created, index, echoes[index // body.count()])
+        return CompletionWriter(rid, alias, created, index, echoes[index // body.count()], told=told)
 
-    return await answer(request, body, alias, generates, writer)
+    return await answer(request, body, alias, generates, writer, body.candidates())
 
 
 async def _echo(request: web.Request, alias: str, generate: Generate) -> str:

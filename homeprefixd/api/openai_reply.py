@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -245,39 +246,130 @@ def finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
+class Echo:
+    """What all choices that are made of a prompt repeat of it: its text and, where wanted, its log-probabilities.
+
+    These come with the first of the choices. What a stream has of the others until then is held back.
+    """
+
+    def __init__(self, text: str = "", *, logprobs: bool = False) -> None:
+        self.text = text
+        self.pending = logprobs
+        self.logprobs: dict[str, Any] | None = None
+        self.writers: list[CompletionWriter] = []
+
+    def take(self, tokens: list[TokenLogprob]) -> None:
+        """The log-probabilities have come."""
+        data = self.text.encode(errors="surrogatepass")
+        begin = b"".join(token.piece for token in tokens[:2])
+        lead = len(tokens[0].piece)
+        # not in a text: the token that begins each sequence, and the space that some vocabularies put before a word
+        unseen = next(
+            (count for count in (0, lead, lead + 1, 1) if begin[count:] and data.startswith(begin[count:])), 0
+        )
+        self.logprobs = completion_logprobs(tokens, 0, unseen)
+        self.pending = False
+
+
+def completion_logprobs(tokens: list[TokenLogprob], offset: int, unseen: int = 0) -> dict[str, Any]:
+    """`logprobs` of a text completion. `offset`: characters before the first token, of which the first `unseen` bytes
+    are in no text.
+
+    A token that begins within a character is where that one ends.
+    """
+    texts, offsets = [], []
+    for token in tokens:
+        texts.append(token.piece.decode(errors="replace"))
+        offsets.append(offset)
+        seen = token.piece[unseen:]
+        unseen -= len(token.piece) - len(seen)
+        offset += sum(byte & 0xC0 != 0x80 for byte in seen)
+    return {
+        "tokens": texts,
+        "token_logprobs": [_or_null(token.logprob) for token in tokens],
+        "top_logprobs": [None if math.isnan(token.logprob) else _by_text(token.top) for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _or_null(logprob: float) -> float | None:
+    """What comes first has no probability."""
+    return None if math.isnan(logprob) else finite(logprob)
+
+
+def _by_text(tokens: list[TokenLogprob]) -> dict[str, float]:
+    """Of several tokens with one text, the likeliest."""
+    return {token.piece.decode(errors="replace"): finite(token.logprob) for token in reversed(tokens)}
+
+
 class CompletionWriter(ReplyWriter):
-    """Text completions. `echo`: text that comes before what is generated."""
+    """Text completions. `echo`: what comes before what is generated."""
 
     object = "text_completion"
     chunk_object = "text_completion"
     before_text = b'[{"text":'
     after_text = b',"index":@,"logprobs":null,"finish_reason":null}]'
 
-    def __init__(self, rid: str, model: str, created: int, index: int = 0, echo: str = "") -> None:
+    def __init__(
+        self, rid: str, model: str, created: int, index: int = 0, echo: Echo | None = None, *, told: bool = True
+    ) -> None:
+        """`told`: log-probabilities are for the client, not only for who chooses the best reply."""
         super().__init__(rid, model, created, index)
-        self._echo = echo
-        self._offset = len(echo)  # characters of text before the next token
+        self._told = told
+        self._echo = Echo() if echo is None else echo
+        self._echo.writers.append(self)
+        self._offset = len(self._echo.text)  # characters of text before the next token
+        self._held = b""
 
     def first(self) -> bytes:
-        return self.text(self._echo) if self._echo else b""
+        return self.text(self._echo.text) if self._echo.text and not self._echo.pending else b""
+
+    def delta(self, event: Delta) -> bytes:
+        data = b""
+        if event.prompt_logprobs:
+            self._echo.take(event.prompt_logprobs)
+            data = b"".join(writer.released() for writer in self._echo.writers)
+        return data + self._in_order(super().delta(event))
+
+    def final(self, finished: Finished) -> bytes:
+        data = b""
+        if self._echo.pending and self._echo.writers[0] is self:  # it was cancelled before they were known
+            self._echo.pending = False
+            data = b"".join(writer.released() for writer in self._echo.writers)
+        return data + self._in_order(super().final(finished))
+
+    def _in_order(self, data: bytes) -> bytes:
+        """Nothing now, if the prompt is not told yet."""
+        if not self._echo.pending:
+            return data
+        self._held += data
+        return b""
+
+    def released(self) -> bytes:
+        """The prompt, and what had to wait for it."""
+        data, self._held = self._held, b""
+        choice = {**self.choice(self._echo.text, None, part=True), "logprobs": self._echo.logprobs}
+        return self.chunk([choice]) + data
 
     def content(self, text: str | None, *, part: bool) -> dict[str, Any]:
-        return {"text": text or "" if part else self._echo + (text or "")}
+        return {"text": text or "" if part else self._echo.text + (text or "")}
+
+    def whole_choice(self, finished: Finished) -> dict[str, Any]:
+        """Of all choices of a prompt that one first which `finished.prompt_logprobs` has."""
+        if finished.prompt_logprobs:
+            self._echo.take(finished.prompt_logprobs)
+        choice = super().whole_choice(finished)
+        if not self._told:
+            choice["logprobs"] = None
+        told, prompt = choice["logprobs"], self._echo.logprobs
+        if prompt is not None:
+            choice["logprobs"] = {name: values + (told or {}).get(name, []) for name, values in prompt.items()}
+        return choice
 
     def logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
-        texts = [token.piece.decode(errors="replace") for token in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
-        return {
-            "tokens": texts,
-            "token_logprobs": [finite(token.logprob) for token in tokens],
-            "top_logprobs": [
-                {other.piece.decode(errors="replace"): finite(other.logprob) for other in token.top} for token in tokens
-            ],
-            "text_offset": offsets,
-        }
+        told = completion_logprobs(tokens, self._offset)
+        self._offset += sum(byte & 0xC0 != 0x80 for token in tokens for byte in token.piece)
+        return told
 
 
 async def respond(

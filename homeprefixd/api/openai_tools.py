@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import RequestError
 from . import fields
-from .conversation import unsupported
+from .conversation import allowed_tools, unsupported
 
 
 def check_tools(tools: list[dict[str, Any]] | None, functions: list[Any] | None) -> None:
@@ -30,24 +30,30 @@ def check_tools(tools: list[dict[str, Any]] | None, functions: list[Any] | None)
             )
 
 
-def tool_choice(choice: str | dict[str, Any] | None) -> str:
-    """As the frame has it. With "none" the tools stay in the prompt all the same, so that its prefix stays the same.
+def tool_choice(
+    choice: str | dict[str, Any] | None, tools: list[dict[str, Any]] | None
+) -> tuple[str, list[str] | None]:
+    """`tool_choice` and `allowed_tools` as the frame has them. Whatever may not be called stays in the prompt all the
+    same, so that its prefix stays the same.
 
     Raises RequestError.
     """
     if choice is None:
-        return "auto"
+        return "auto", None
     if isinstance(choice, str):
         if choice in ("auto", "none", "required"):
-            return choice
+            return choice, None
         if choice == "any":  # Mistral's word
-            return "required"
+            return "required", None
+    elif choice.get("type") == "allowed_tools":
+        return allowed_tools(choice, tools)
     else:
         function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, dict) else None
         if choice.get("type", "function") == "function" and isinstance(name, str) and name:
-            return f"={name}"
+            return f"={name}", None
     raise unsupported(
         "tool_choice",
-        '`tool_choice` must be \'auto\', \'none\', \'required\' or {"type": "function", "function": {"name": ...}}.',
+        '`tool_choice` must be \'auto\', \'none\', \'required\', {"type": "function", "function": {"name": ...}} or'
+        ' {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}.',
     )

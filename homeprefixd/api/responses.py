@@ -77,8 +77,12 @@ class Tool(msgspec.Struct):
 
 
 class NamedTool(msgspec.Struct):
+    """What `tool_choice` asks for: a function, or with `mode` those of `tools` that are allowed."""
+
     type: str
     name: str | None = None
+    mode: str | None = None
+    tools: list[Any] | None = None
 
 
 class Format(msgspec.Struct):
@@ -251,21 +255,24 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     return found or None
 
 
-def _choice(choice: str | NamedTool | None, tools: list[dict[str, Any]] | None) -> str:
+def _choice(choice: str | NamedTool | None, tools: list[dict[str, Any]] | None) -> tuple[str, list[str] | None]:
+    """`tool_choice` and `allowed_tools` as the frame has them. Raises RequestError."""
     if choice is None:
-        return "auto"
+        return "auto", None
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
             raise RequestError(
                 f"`tool_choice` must be auto, none, required or the name of a function, not {choice[:40]!r}.",
                 param="tool_choice",
             )
-        return conversation.checked_choice(choice, tools)
+        return conversation.checked_choice(choice, tools), None
+    if choice.type == "allowed_tools":
+        return conversation.allowed_tools(_plain(choice), tools, _HOSTED)
     if choice.type != "function":
         raise unsupported("tool_choice.type", f"`tool_choice` of type {choice.type[:40]!r} is not supported here.")
     if choice.name is None:
         raise missing("tool_choice.name")
-    return conversation.checked_choice(f"={choice.name}", tools)
+    return conversation.checked_choice(f"={choice.name}", tools), None
 
 
 def _constraint(body: ResponsesBody) -> Constraint | None:
@@ -298,6 +305,7 @@ def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     _check_unsupported(body)
     tools = _tools(body.tools)
+    choice, allowed = _choice(body.tool_choice, tools)
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning is not None and body.reasoning.effort:
         kwargs.setdefault("reasoning_effort", body.reasoning.effort)
@@ -314,8 +322,9 @@ def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
         stream=bool(body.stream),
         cache=body.cache_prompt is not False,
         constraint=_constraint(body),
-        tool_choice=_choice(body.tool_choice, tools),
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        allowed_tools=allowed,
     )
     conversation.check_call(generate)
     return generate

@@ -130,7 +130,13 @@ async def warm(request: web.Request) -> web.Response:
     if not asked.cache:
         raise RequestError("`cache_prompt` is false: then nothing would be kept.", param="cache_prompt")
     generate = msgspec.structs.replace(
-        with_standing(request, asked, None), priority="background", max_tokens=0, stream=False, stop=[], warming=True
+        with_standing(request, asked, None),
+        priority="background",
+        max_tokens=0,
+        stream=False,
+        stop=[],
+        warming=True,
+        prompt_logprobs=-1,
     )
     began = time.monotonic()
     finished: Finished | None = None

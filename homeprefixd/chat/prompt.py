@@ -153,6 +153,7 @@ class PromptBuilder:
 
     `bos`, `eos`: text of those tokens, "" where the model has none. A template that prints `bos_token` gives a prompt
     that begins with it: tokenise it as special text and add no second one. `timeout`: seconds that rendering may take.
+    `tool_source`: another template for chats with tools, "" where there is none; it says how calls are written.
     Raises ModelError if the template does not compile. An empty `template_source` is a model without one: `render`
     says so.
     """
@@ -166,9 +167,13 @@ class PromptBuilder:
         *,
         max_text: int = MAX_TEXT,
         now: Callable[[], datetime] = datetime.now,
+        tool_source: str = "",
     ) -> None:
         self.source = template_source
-        self.layout = detect_layout(template_source)
+        self.layout = detect_layout(tool_source or template_source)
+        self._with_tools: PromptBuilder | None = None
+        if tool_source and template_source.strip():
+            self._with_tools = PromptBuilder(tool_source, bos, eos, timeout, max_text=max_text, now=now)
         self._takes_tools = takes_tools(template_source)
         self._shows_calls = "tool_calls" in template_source
         self.bos, self.eos = bos, eos
@@ -209,6 +214,8 @@ class PromptBuilder:
                 f"`chat_template_kwargs` must not contain {' or '.join(sorted(taken))}: they are fields of their own.",
                 param="chat_template_kwargs",
             )
+        if tools and self._with_tools is not None:
+            return self._with_tools.render(messages, tools, kwargs)
         kwargs = dict(kwargs)
         continues = kwargs.pop(_CONTINUES, None)
         if _is_begun(messages, continues, bool(kwargs.get("add_generation_prompt"))):

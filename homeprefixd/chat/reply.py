@@ -15,8 +15,27 @@ from typing import Any
 from ..frames import CallPiece
 from .call_object import CallObject, MalformedError
 from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, LISTS, Layout
+from .other_forms import (
+    Hands,
+    apertus,
+    command_r,
+    function_tag,
+    functionary,
+    gigachat,
+    invocations,
+    kimi,
+    minimax_m3,
+    named_function,
+    solar,
+)
 from .reader import Reader, Sink, Wait
-from .spoken_calls import arguments_of_braces, arguments_of_dsml, calls_of_python, calls_of_tags
+from .spoken_calls import (
+    arguments_of_braces,
+    arguments_of_dsml,
+    arguments_of_tags,
+    calls_of_python,
+    calls_of_tags,
+)
 
 _NAME = re.compile(r"[\w.\-]{1,128}")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -76,8 +95,9 @@ class ReplyParser:
     """One reply. `feed` what the model writes, then `finish`.
 
     `tools`: the functions that may be called, by name; where nothing but its form marks a call, only these are taken
-    for one. `opened`: the prompt ends within the thoughts. `calls` False: calls are left in the text. `parallel`
-    False: after one call `ended` is True, and nothing more is looked at. `new_id` makes the ids of calls.
+    for one; with `only` all others stay text, however they are marked. `opened`: the prompt ends within the thoughts.
+    `calls` False: calls are left in the text. `parallel` False: after one call `ended` is True, and nothing more is
+    looked at. `new_id` makes the ids of calls.
     """
 
     def __init__(
@@ -89,7 +109,9 @@ class ReplyParser:
         calls: bool,
         parallel: bool,
         new_id: Callable[[], str],
+        only: bool = False,
     ) -> None:
+        self._only = only
         self._layout, self._tools, self._opened = layout, tools, opened
         self._look_for_calls, self._parallel, self._new_id = calls, parallel, new_id
         self._reader = Reader()
@@ -135,6 +157,8 @@ class ReplyParser:
     def _run(self) -> Wait:
         if self._layout.calls == "harmony":
             yield from self._harmony()
+        elif self._layout.calls == "functionary":
+            yield from functionary(self._hands())
         else:
             if self._layout.thoughts is not None:
                 yield from self._thoughts(*self._layout.thoughts)
@@ -158,8 +182,8 @@ class ReplyParser:
         kind = self._layout.calls
         if kind in ("hermes", "llama3", "generic", "gemma", "lfm", *LISTS):
             yield from self._bare_json()
-        if kind == "hermes":
-            yield from self._hermes()
+        if kind in ("hermes", "seed"):
+            yield from self._hermes(*self._layout.markers[:2])
         elif kind == "llama3":
             yield from self._marked(("<|python_tag|>",), self._python_tag)
         elif kind.startswith("mistral"):
@@ -168,7 +192,7 @@ class ReplyParser:
             yield from self._marked((DEEPSEEK[0],), self._deepseek)
         elif kind in LISTS:
             yield from self._marked(self._layout.markers[:1], self._marked_list)
-        elif kind == "lfm":
+        elif kind in ("lfm", "olmo"):
             yield from self._marked(self._layout.markers[:1], self._python_list)
         elif kind in DSML:
             yield from self._marked(tuple(f"<｜DSML｜{tag}>" for tag in DSML.values()), self._dsml)
@@ -176,6 +200,43 @@ class ReplyParser:
             yield from self._braces(*self._layout.markers[:4])
         elif kind == "gemma":
             yield from self._marked((f"{_FENCE}tool_code",), self._tool_code)
+        else:
+            yield from self._other_form(kind)
+
+    def _other_form(self, kind: str) -> Wait:
+        hands, markers = self._hands(), self._layout.markers
+        if kind == "kimi":
+            yield from kimi(hands)
+        elif kind == "solar":
+            yield from solar(hands)
+        elif kind == "minimax_m3":
+            yield from self._marked((markers[0] + markers[1],), lambda: minimax_m3(hands))
+        elif kind == "command_r":
+            yield from self._marked(("Action:",), lambda: command_r(hands))
+        elif kind == "gigachat":
+            yield from self._marked(markers[:1], lambda: gigachat(hands))
+        elif kind == "function_tag":
+            yield from self._marked(("<function=",), lambda: function_tag(hands))
+        elif kind == "minimax":
+            yield from self._marked(markers[:1], lambda: invocations(hands, *markers[:2]))
+        elif kind == "minicpm":
+            yield from self._marked(('<function name="',), lambda: named_function(hands, '<function name="'))
+        elif kind == "apertus":
+            yield from self._marked(markers[:1], lambda: apertus(hands, *markers[:2]))
+
+    def _hands(self) -> Hands:
+        return Hands(
+            reader=self._reader,
+            text=self._text.add,
+            begin=self._begin,
+            end=self._end,
+            whole=self._whole,
+            listed=self._list,
+            single=lambda: self._object(self._may_call),
+            known=lambda name: self._look_for_calls and name in self._tools,
+            arguments_of=lambda name, body: arguments_of_tags(body, self._parameters(name)),
+            is_over=lambda: self.ended,
+        )
 
     def _marked(self, markers: tuple[str, ...], body: Callable[[], Wait]) -> Wait:
         """Text, in which each of `markers` begins what `body` reads."""
@@ -186,16 +247,22 @@ class ReplyParser:
 
     # ------------------------------------------------------------------------------------------ calls
 
-    def _begin(self, name: str) -> Sink:
-        """A call begins; the sink takes its arguments."""
+    def _begin(self, name: str, ident: str = "") -> Sink:
+        """A call begins; the sink takes its arguments. `ident` "": a new one. What may not be called becomes text."""
+        if not self._may_call(name):
+            self._text.add(name)
+            return self._text.add
         index, self.count = self.count, self.count + 1
         self._text.part()
-        self._pieces.append(CallPiece(index, "", self._new_id(), name))
+        self._pieces.append(CallPiece(index, "", ident or self._new_id(), name))
         return lambda text: self._pieces.append(CallPiece(index, text))
+
+    def _may_call(self, name: str) -> bool:
+        return not self._only or name in self._tools
 
     def _end(self) -> None:
         """A call is complete."""
-        self.ended = self.ended or not self._parallel
+        self.ended = self.ended or (not self._parallel and self.count > 0)
 
     def _whole(self, name: str, arguments: dict[str, Any]) -> None:
         """A call that had to be read to its end before it was understood."""
@@ -203,29 +270,29 @@ class ReplyParser:
             self._begin(name)(json.dumps(arguments, ensure_ascii=False))
             self._end()
 
-    def _hermes(self) -> Wait:
+    def _hermes(self, opening: str, closing: str) -> Wait:
         reader = self._reader
         while not self.ended:
-            if not (yield from reader.until(("<tool_call>",), self._text.add)):
+            if not (yield from reader.until((opening,), self._text.add)):
                 return
             reader.record()
             yield from reader.space()
             first = yield from reader.peek()
             body: list[str] = []
             if first == "{":
-                if not (yield from self._object(lambda _name: True)):
-                    self._text.add("<tool_call>" + reader.recorded())
+                if not (yield from self._object(self._may_call)):
+                    self._text.add(opening + reader.recorded())
                     continue
                 reader.recorded()
-                yield from reader.until(("</tool_call>",), body.append)
+                yield from reader.until((closing,), body.append)
                 continue
             space = reader.recorded()
-            closed = yield from reader.until(("</tool_call>",), body.append)
+            closed = yield from reader.until((closing,), body.append)
             calls = calls_of_tags("".join(body), bool(closed), self._parameters)
             for name, arguments in calls:
                 self._whole(name, arguments)
             if not calls:
-                self._text.add("<tool_call>" + space + "".join(body) + closed)
+                self._text.add(opening + space + "".join(body) + closed)
 
     def _bare_json(self) -> Wait:
         """A reply that begins with a call's JSON, perhaps in a fence, has nothing but calls."""
@@ -327,7 +394,7 @@ class ReplyParser:
             if (yield from reader.peek()) == ",":
                 reader.take(1)
                 continue
-            if (yield from reader.peek()) != "{" or not (yield from self._object(lambda _name: True)):
+            if (yield from reader.peek()) != "{" or not (yield from self._object(self._may_call)):
                 break
         if not self.ended and (yield from reader.peek()) == "]":
             reader.take(1)
@@ -343,8 +410,9 @@ class ReplyParser:
         before = self.count
         if first == "[":
             yield from self._list()
-        elif first == "{":
-            yield from self._object(lambda _name: True)
+        while first == "{" and not self.ended and (yield from self._object(self._may_call)):
+            yield from reader.space()
+            first = yield from reader.peek()
         if self.count == before:
             self._text.add(opening + space)
         elif not self.ended and closing:

@@ -25,6 +25,10 @@ _NAME = re.compile(r"[\w.\-]{1,128}")
 _DSML = re.compile(
     r'<｜DSML｜parameter name="([^"]+)"(?: string="(true|false)")?\s*>(.*?)</｜DSML｜parameter>', re.DOTALL
 )
+_NAMED = re.compile(
+    r'<(param|parameter) name="([^"]+)">(?:<!\[CDATA\[(.*?)\]\]>|\n?(.*?)\n?)</\1>',
+    re.DOTALL,
+)
 _BRACES = re.compile(r"\s*call:\s*([\w.\-]+)\s*(\{.*\})\s*$", re.DOTALL)
 _BARE = re.compile(r"[^,{}\[\]:]+")
 
@@ -86,6 +90,11 @@ def arguments_of_dsml(body: str, schema: Any) -> dict[str, Any]:
     for key, is_text, text in _DSML.findall(body):
         found |= {key: text} if is_text == "true" else _arguments([(key, text)], None if is_text else schema)
     return found
+
+
+def arguments_of_tags(body: str, schema: Any) -> dict[str, Any]:
+    """`<parameter name="key">text</parameter>` or `<param name="key"><![CDATA[text]]></param>`, one after the other."""
+    return _arguments([(key, plain or text) for _, key, plain, text in _NAMED.findall(body)], schema)
 
 
 def _arguments(pairs: Iterable[tuple[str, str]], schema: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Queue:
 
     def is_behind(self, sequence: Sequence, residents: Collection[Sequence]) -> bool:
         """True while another computes blocks that this one could share: computed once, they serve both."""
-        if self._sharer is None or self._restorer is None or not sequence.request.cache:
+        if self._sharer is None or self._restorer is None or not sequence.request.cache or sequence.must_compute:
             return False
         other = self._sharer.computed_by(sequence, residents)
         if other is not None:

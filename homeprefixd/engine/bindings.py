@@ -226,6 +226,12 @@ class Model:
         text = C.llama_model_chat_template(self.pointer, None)
         return text.decode("utf-8", "replace") if text else ""
 
+    @property
+    def tool_template(self) -> str:
+        """A template of its own for chats with tools, which few models have; "" without one."""
+        text = C.llama_model_chat_template(self.pointer, b"tool_use")
+        return text.decode("utf-8", "replace") if text else ""
+
     def suppressed_tokens(self) -> list[int]:
         """Tokens that the model must never generate, by its metadata."""
         count = ctypes.c_int32(0)
@@ -241,6 +247,11 @@ class Model:
         return FillTokens(
             before, after, middle, int(C.llama_vocab_fim_rep(self._vocab)), int(C.llama_vocab_fim_sep(self._vocab))
         )
+
+    @property
+    def vocab(self) -> Any:
+        """llama.cpp's pointer to its vocabulary, which lives as long as the model."""
+        return self._vocab
 
     # ---- text and tokens
 

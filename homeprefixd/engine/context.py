@@ -26,6 +26,9 @@ KV_TYPES = {
 }  # fmt: skip
 """Names of ggml's types that a K or V cache may have."""
 
+MOST_OUTPUTS = 64
+"""Tokens of a call whose logits may be wanted, as of a prompt's: a block, so that such calls keep to the grid."""
+
 PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 TokenArray = npt.NDArray[np.int32]
 
@@ -50,15 +53,15 @@ class Batch:
             setattr(raw, name, ctypes.cast(array.ctypes.data, kind))
         self.raw = raw
 
-    def set_prompt(self, tokens: TokenArray, start: int, seq: int) -> None:
-        """One stretch of one sequence; logits only for its last token. At most `capacity` tokens."""
+    def set_prompt(self, tokens: TokenArray, start: int, seq: int, *, all_logits: bool = False) -> None:
+        """One stretch of one sequence; logits only for its last token, or for all. At most `capacity` tokens."""
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise ValueError(f"a batch of {n} tokens where 1 to {self.capacity} fit")
         self._token[:n] = tokens
         self._pos[:n] = np.arange(start, start + n, dtype=np.int32)
         self._seq_id[:n] = seq
-        self._output[:n] = 0
+        self._output[:n] = all_logits
         self._output[n - 1] = 1
         self.raw.n_tokens = n
 
@@ -127,7 +130,8 @@ class Context:
         params = C.llama_context_default_params()
         params.n_ctx = wanted.n_ctx
         params.n_batch = params.n_ubatch = wanted.n_batch
-        params.n_seq_max = params.n_outputs_max = wanted.n_seq_max
+        params.n_seq_max = wanted.n_seq_max
+        params.n_outputs_max = max(wanted.n_seq_max, min(MOST_OUTPUTS, wanted.n_batch))
         params.n_threads = params.n_threads_batch = wanted.threads
         params.kv_unified = True
         params.swa_full = False
@@ -168,6 +172,13 @@ class Context:
         if not pointer:
             raise DecodeError(-1, f"no logits for output {index}")
         return np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,))
+
+    def all_logits(self, count: int) -> npt.NDArray[np.float32]:
+        """The logits of all `count` outputs of the last call, until the next one. float32[count, n_vocab]."""
+        pointer = C.llama_get_logits(self.pointer)
+        if not pointer:
+            raise DecodeError(-1, "no logits")
+        return np.ctypeslib.as_array(pointer, shape=(count, self.model.n_vocab))
 
     # ---- memory of sequences
 

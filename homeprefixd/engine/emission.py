@@ -4,6 +4,8 @@ tokens' log-probabilities; and where its form is constrained, how a token is cho
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,7 @@ from ..frames import CallPiece, Delta, Finished, Frame, TokenLogprob
 from .bindings import Model
 from .constraint import Mask
 from .context import Context
+from .likelihood import token_logprob
 from .sampling import Sampler
 from .sequence import Sequence
 
@@ -121,16 +124,7 @@ class Reply:
         raw = self._raw
         if raw is None:
             raise RuntimeError("log-probabilities of a token that was not sampled")
-        values = raw.astype(np.float64)
-        values -= values.max()
-        values -= np.log(np.exp(values).sum())
-        top: list[TokenLogprob] = []
-        if self._logprobs:
-            count = min(self._logprobs, len(values))
-            likeliest = np.argpartition(values, -count)[-count:]
-            order = likeliest[np.argsort(-values[likeliest], kind="stable")].tolist()
-            top = [TokenLogprob(other, self._model.piece(other, True), float(values[other])) for other in order]
-        return TokenLogprob(token, self._model.piece(token, True), float(values[token]), top)
+        return token_logprob(raw, token, self._logprobs, functools.partial(self._model.piece, special=True))
 
 
 def last_frames(sequence: Sequence, reason: str, now: float, stored: int) -> list[Frame]:
@@ -146,6 +140,8 @@ def last_frames(sequence: Sequence, reason: str, now: float, stored: int) -> lis
         stored=stored,
         gate=sequence.gate,
     )
+    if sequence.prompt_logprobs is not None and not request.stream:
+        finished.prompt_logprobs = sequence.prompt_logprobs.told
     if reply is not None:
         delta = reply.finish(sequence, rest)
         return [*([delta] if delta is not None else []), reply.finished(finished)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -30,9 +31,10 @@ from .account import Accountant
 from .bindings import Model
 from .failures import failure_of
 from .infill import fill_prompt
+from .likelihood import PromptLogprobs
 from .points import points_of
 from .replay import Replay, Worded, is_repeating
-from .sampling import check_sampling
+from .sampling import Sampler, check_sampling, takes_long
 from .scheduler import Engine
 from .sequence import Request
 from .sequence import Sequence as RunningSequence
@@ -45,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Intake:
-    """One thread prepares requests in order, another those whose form must be compiled first, which may take seconds.
+    """One thread prepares requests in order, another those whose form or sampler may take seconds to be made.
     `put` and `cancel` never wait for them.
 
     `ctx`: tokens that one request may use. `emit` may raise ChannelClosedError: the engine ends then.
@@ -105,7 +107,8 @@ class Intake:
             )
             self._emit(failure_of(generate.rid, error))
             return
-        work = self._constrained if is_constrained(generate) else self._queue
+        slow = is_constrained(generate) or takes_long(generate.sampling)
+        work = self._constrained if slow else self._queue
         work.put((generate, time.perf_counter()))
 
     def cancel(self, rid: str) -> None:
@@ -192,8 +195,13 @@ class Intake:
             text, worded = self._prompt(generate, Space(generate.salt, lora))
             tokens = worded.tokens
             self._check_fit(len(tokens))
+            _check_told(generate, len(tokens))
             points = self._points_of(generate, text, worded) if self._points else ()
             reply = self._shaper.reply(generate, text)
+            sampler = None
+            if takes_long(generate.sampling):  # not while others are served
+                sampler = Sampler(self._model, generate.sampling, self._ctx)
+                sampler.accept_prompt(tokens)
         except ChannelClosedError:
             raise
         except Exception as error:
@@ -218,7 +226,11 @@ class Intake:
             lora=lora,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
-        self._engine.submit(RunningSequence(request, list(tokens), TextStream(generate.stop), reply=reply))
+        sequence = RunningSequence(request, list(tokens), TextStream(generate.stop), sampler=sampler, reply=reply)
+        if generate.prompt_logprobs >= 0:
+            piece = functools.partial(self._model.piece, special=True)
+            sequence.prompt_logprobs = PromptLogprobs(tokens, generate.prompt_logprobs, piece)
+        self._engine.submit(sequence)
         if self._accountant is not None:
             self._accountant.take(generate, tokens, rules, lora, worded.replayed)
 
@@ -288,3 +300,16 @@ class Intake:
                 n_prompt_tokens=count,
                 n_ctx=self._ctx,
             )
+
+
+def _check_told(generate: Generate, count: int) -> None:
+    """Refuses what would make a reply of many megabytes: log-probabilities of a prompt of `count` tokens."""
+    wanted, most = count * (1 + generate.prompt_logprobs), generate.most_prompt_logprobs
+    if wanted > most > 0:
+        raise RequestError(
+            f"`echo` with `logprobs` {generate.prompt_logprobs} would tell {wanted} log-probabilities of the prompt's"
+            f" {count} tokens, where {most} may be told for each reply: lower `logprobs`, shorten the prompt, or ask"
+            " for fewer replies at once.",
+            param="logprobs",
+            code="out_of_range",
+        )

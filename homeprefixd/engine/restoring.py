@@ -59,6 +59,9 @@ class Restorer:
         self.end(sequence)
         if not sequence.request.cache or sequence.no_lookup or len(sequence.tokens) < 2:
             return
+        if sequence.must_compute:
+            sequence.gate = GateDecision(0, 0, "prompt_logprobs")
+            return
         space = sequence.request.space
         namespace = self._namespaces.key(space) if may_wait else self._namespaces.opened(space)
         if namespace is not None and self._store.connected:

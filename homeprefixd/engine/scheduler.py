@@ -25,7 +25,7 @@ from .admission import Queue
 from .bindings import Model
 from .cells import CellLedger
 from .chunks import SHORTEST_CALL, chunk_end, longest_call, stop_at
-from .context import Batch, Context
+from .context import MOST_OUTPUTS, Batch, Context
 from .edge_saving import EdgeSaver
 from .emission import last_frames
 from .failures import DecodeError, failure_of
@@ -233,7 +233,7 @@ class Engine:
             if not place.ids:
                 continue
             source, count = None, 0
-            if self._sharer is not None and place.residents and not sequence.no_lookup:
+            if self._sharer is not None and place.residents and not (sequence.no_lookup or sequence.must_compute):
                 source, count = self._sharer.find(sequence, place.residents.values())
             cost = self._places.cost(place, sequence, count)
             if cost < least and self._queue.has_room(sequence, place.residents.values(), count):
@@ -403,8 +403,11 @@ class Engine:
                 sequence.cached = 0
                 sequence.tiers.clear()
         start, total = sequence.n_past, len(sequence.tokens)
-        end = stop_at(sequence.points, start, chunk_end(start, total, self._longest_call()))
-        self._batch.set_prompt(sequence.array()[start:end], start, place.local(sequence.seq_id))
+        logprobs = sequence.prompt_logprobs if sequence.must_compute else None
+        most = self._longest_call() if logprobs is None else min(self._longest_call(), MOST_OUTPUTS)
+        end = stop_at(sequence.points, start, chunk_end(start, total, most))
+        local = place.local(sequence.seq_id)
+        self._batch.set_prompt(sequence.array()[start:end], start, local, all_logits=logprobs is not None)
         began = self._step_began = time.perf_counter()
         try:
             self._adapters.use(place.context, sequence.request.lora)
@@ -421,6 +424,8 @@ class Engine:
             return True
         self._account_prefill(sequence, end, time.perf_counter() - began)
         with self._guard(sequence):
+            if logprobs is not None:
+                logprobs.take(start, place.context.all_logits(end - start))
             self._progress(sequence)
             if end == total:
                 self._begin_decode(sequence, place)
@@ -467,6 +472,9 @@ class Engine:
         """The prompt is computed: sample from its last logits."""
         if self._settings.debug_logits and not sequence.first_token:
             sequence.logits_sha256 = hashlib.sha256(place.context.logits(-1).tobytes()).hexdigest()
+        request, logprobs = sequence.request, sequence.prompt_logprobs
+        if logprobs is not None and request.stream and not sequence.generated:
+            self._emit(Delta(rid=request.rid, text="", tokens=0, prompt_logprobs=logprobs.told))
         if sequence.request.max_tokens == 0:
             sequence.first_token = time.perf_counter()
             self._finish(sequence, "length")

@@ -16,6 +16,7 @@ from ..frames import GateDecision, PlanNode, Sampling, Timings
 from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
 from .context import TokenArray
+from .likelihood import PromptLogprobs
 from .sampling import Sampler
 from .store import Lookup
 
@@ -54,6 +55,7 @@ class Request:
     worded: Worded | None = None  # the prompt's text; None: what is generated after it is not remembered
     points: tuple[tuple[int, str], ...] = ()  # positions from which others may go on, with their kind; see `points.py`
     lora: Chosen = ()
+    prompt_logprobs: int = -1  # >= 0: those of the prompt's tokens are wanted, and of so many of the likeliest
 
     @property
     def space(self) -> Space:
@@ -82,6 +84,7 @@ class Sequence:
     sampler: Sampler | None = None
     parts: list[str] = field(default_factory=list)  # text, where it is not streamed
     reply: Reply | None = None  # what it wants beyond text
+    prompt_logprobs: PromptLogprobs | None = None  # where they are wanted
 
     # reuse
     plan: tuple[PlanNode, ...] | None = None
@@ -117,6 +120,11 @@ class Sequence:
     @property
     def n_prompt(self) -> int:
         return len(self.request.tokens)
+
+    @property
+    def must_compute(self) -> bool:
+        """Are logits of the prompt's tokens missing? Nothing that is known of it helps then."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.complete
 
     @property
     def matched(self) -> int:

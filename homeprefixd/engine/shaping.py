@@ -22,12 +22,24 @@ from .emission import Reply
 from .gbnf import translate
 
 _ID_LETTERS = string.ascii_letters + string.digits
-_NO_GRAMMAR = frozenset({"gemma", "lfm"})  # Python's syntax: calls that must be made are JSON
+_NO_GRAMMAR = frozenset(
+    {
+        "gemma", "lfm", "olmo", "kimi", "functionary", "function_tag", "command_r", "seed", "minimax", "minicpm",
+        "gigachat", "apertus", "solar", "minimax_m3",
+    }
+)  # fmt: skip
+"""Layouts in which calls that must be made are JSON: no grammar writes them."""
 
 
 def is_constrained(generate: Generate) -> bool:
     """Must a grammar be compiled for it?"""
     return generate.constraint is not None or generate.tool_choice not in ("auto", "none")
+
+
+def _callable(generate: Generate) -> list[dict[str, Any]]:
+    """Those of its tools that may be called."""
+    tools, allowed = generate.tools or [], generate.allowed_tools
+    return tools if allowed is None else [tool for tool in tools if tool.get("function", {}).get("name") in allowed]
 
 
 class Shaper:
@@ -54,15 +66,17 @@ class Shaper:
             return Reply(self._model, mask, None, frozenset(), generate.logprobs)
         layout = self._layout
         calls = bool(generate.tools) and generate.tool_choice != "none"
+        callable_tools = _callable(generate)
         if generate.tool_choice not in ("auto", "none") and layout.calls in _NO_GRAMMAR:
             layout = Layout("generic", layout.thoughts)
         opened = layout.thoughts is not None and prompt.rstrip().endswith(layout.thoughts[0].strip())
         mask = self._mask(generate, layout, opened)
         parser = None
-        if calls or layout.thoughts is not None or layout.calls == "harmony":
+        if calls or layout.thoughts is not None or layout.calls in ("harmony", "functionary"):
             parser = ReplyParser(
                 layout,
-                tools=tool_functions(generate.tools or []),
+                tools=tool_functions(callable_tools),
+                only=generate.allowed_tools is not None,
                 opened=opened,
                 calls=calls,
                 parallel=generate.parallel_tool_calls and not generate.tool_choice.startswith("="),
@@ -85,12 +99,12 @@ class Shaper:
         if generate.tool_choice not in ("auto", "none"):
             if layout is None:
                 raise RequestError("`tool_choice` needs `messages`.", param="tool_choice")
-            functions = forced_functions(generate.tools, generate.tool_choice)
+            functions = forced_functions(_callable(generate), generate.tool_choice)
             single = generate.tool_choice.startswith("=") or not generate.parallel_tool_calls
             return self._constraints.compile(calls_grammar(layout, functions, single, opened, mark), "tools")
         if generate.constraint is None:
             raise RuntimeError("a constrained request without a constraint")
-        functions = tool_functions(generate.tools or []) if generate.tool_choice == "auto" else {}
+        functions = tool_functions(_callable(generate)) if generate.tool_choice == "auto" else {}
         if layout is not None and layout.calls in _NO_GRAMMAR:
             functions = {}
         constraint = generate.constraint

@@ -356,7 +356,14 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     template = _template(load, model.chat_template)
     stabilizer.clock_in_template = "strftime_now" in template
     try:
-        prompts = PromptBuilder(template, model.bos_text, model.eos_text, load.template_timeout, now=stabilizer.now)
+        prompts = PromptBuilder(
+            template,
+            model.bos_text,
+            model.eos_text,
+            load.template_timeout,
+            now=stabilizer.now,
+            tool_source="" if load.chat_template else model.tool_template,
+        )
     except ModelError as error:
         raise ModelError(f"{path}: {error.message}", code=error.code) from error
     shaper = Shaper(model, prompts.layout, Constraints(model, Probe()))

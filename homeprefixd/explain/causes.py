@@ -121,6 +121,10 @@ CAUSES: Mapping[str, Cause] = {
         "a request that asked for no cache",
         "Leave `cache_prompt` out of the request.",
     ),
+    "prompt_logprobs": Cause(
+        "a request for the prompt's own log-probabilities, for which all of it was computed",
+        "Leave `echo` or `logprobs` out of the request, where only those of the reply are read.",
+    ),
     "too_short": Cause(
         "nothing: the prompt is too short to be worth it",
         "",
@@ -137,6 +141,7 @@ CAUSES: Mapping[str, Cause] = {
 
 GATE: Mapping[str, str] = {
     "unknown": "nothing of this prompt is known, or too little to be worth it",
+    "prompt_logprobs": "the log-probabilities of the prompt's tokens were asked for, so all of it was computed",
     "late": "the store is away, or did not answer in time",
     "unmeasured": "too little is measured yet, so all that is known is restored",
     "faster": "restoring is predicted to be faster than computing",

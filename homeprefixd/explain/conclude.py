@@ -128,6 +128,8 @@ def _gone(
     known = min(account.known, total - 1)
     if account.asked_no_cache and known - reused > _SLACK:
         return "cache_off", "", reused, known - reused, ""
+    if gate is not None and gate.reason == "prompt_logprobs" and known - reused > _SLACK:
+        return "prompt_logprobs", "", reused, known - reused, ""
     was_weighed = gate is not None and gate.reason == "computed" and gate.known - reused > _SLACK
     if gate is not None and was_weighed and gate.known + _SLACK >= known:
         return "computed_faster", "", reused, 0, ""

@@ -8,6 +8,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -295,6 +296,78 @@ def test_responses_tools_and_schemas(house: House) -> None:
         assert (call.name, set(json.loads(call.arguments))) == ("light", {"room"})
         schema: Any = {"format": {"type": "json_schema", "name": "verdict", "schema": VERDICT, "strict": True}}
         assert set(json.loads(client.responses.create(**request, text=schema).output_text)) == {"ok"}
+
+
+# ---------------------------------------------------------------------------------------------------- evaluation
+
+
+def test_an_evaluation_harness_reads_the_prompts_logprobs(house: House) -> None:
+    """As lm-evaluation-harness' `local-completions` asks and reads: token ids of a context and of what goes on."""
+    context = "These are facts about the capitals of countries. " * 12 + "The capital of France is"
+
+    def tokens(text: str) -> list[int]:
+        found: list[int] = post(house.server.url, "/tokenize", {"content": text})["tokens"]
+        return found
+
+    begin = tokens(context)
+    assert 100 < len(begin) < 150
+    answers = [tokens(text) for text in (" Paris", " cauliflower", " made")]
+    request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
+    with house.openai() as client:
+        reply = client.completions.create(**request, prompt=[begin + answer for answer in answers], echo=True)
+        scores = []
+        for answer, choice in zip(answers, sorted(reply.choices, key=lambda choice: choice.index), strict=True):
+            logprobs: Any = choice.logprobs
+            assert logprobs.token_logprobs[0] is None
+            assert len(logprobs.token_logprobs) == len(logprobs.tokens) == len(begin + answer) + 1
+            told = logprobs.token_logprobs[len(begin) : -1]
+            greedy = all(
+                max(top.values()) == one for one, top in zip(told, logprobs.top_logprobs[len(begin) : -1], strict=True)
+            )
+            assert len(told) == len(answer)
+            assert max(logprobs.text_offset) <= len(choice.text)
+            assert choice.text.startswith(context)
+            scores.append((sum(told), greedy))
+        assert max(scores)[0] == scores[0][0]  # it knows that much
+        # What was generated, sent back as a prompt, is as probable as it was.
+        plain = client.completions.create(**{**request, "max_tokens": 4}, prompt=begin)
+        said: Any = plain.choices[0].logprobs
+        again = client.completions.create(
+            **{**request, "max_tokens": 0}, prompt=begin + tokens(plain.choices[0].text), echo=True
+        )
+        heard: Any = again.choices[0].logprobs
+        assert heard.tokens[-4:] == said.tokens
+        assert heard.token_logprobs[-4:] == pytest.approx(said.token_logprobs, abs=0.1)
+        assert len(heard.tokens) == len(begin) + 4
+        stream = client.completions.create(**request, prompt=begin + answers[0], echo=True, stream=True)
+        chunks = [chunk.choices[0] for chunk in stream if chunk.choices]
+    first: Any = chunks[0].logprobs
+    assert first.token_logprobs[0] is None
+    assert sum(first.token_logprobs[len(begin) :]) == pytest.approx(scores[0][0], abs=0.1)
+    assert plain.usage is not None
+    assert again.usage is not None
+    assert plain.usage.prompt_tokens_details is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert (plain.usage.prompt_tokens_details.cached_tokens or 0) > 64
+    assert again.usage.prompt_tokens_details.cached_tokens == 0
+    assert get(house, f"/cache/explain/{again.id}")["explanation"]["cause"] == "prompt_logprobs"
+    status, refusal = ask(house, {**request, "logprobs": 20, "echo": True, "prompt": [begin * 2] * 64})
+    assert (status, refusal["error"]["param"]) == (400, "logprobs")
+    assert "may be told for each reply" in refusal["error"]["message"]
+
+
+def get(house: House, path: str) -> Any:
+    request = urllib.request.Request(house.server.url + path, headers={"Authorization": f"Bearer {MAIN}"})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+def ask(house: House, body: dict[str, Any]) -> tuple[int, Any]:
+    try:
+        return 200, post(house.server.url, "/v1/completions", body)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
 
 
 # ---------------------------------------------------------------------------------------------------- all

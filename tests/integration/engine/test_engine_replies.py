@@ -78,6 +78,20 @@ def test_a_call_that_must_be_made(served: Running, stream: bool) -> None:
     )
 
 
+def test_only_what_is_allowed_is_called_and_the_prompt_stays_the_same(served: Running) -> None:
+    wanted = options(tools=TOOLS, stream=False, max_tokens=60, sampling=Sampling(temperature=2.0, seed=3))
+    lengths = set()
+    for name in list(FUNCTIONS)[:2]:
+        rid = served.start(ASK, **wanted, tool_choice="required", allowed_tools=[name])
+        end = served.finish(rid)
+        assert {piece.name for piece in end.calls} == {name}
+        lengths.add(end.timings.total_prompt_n)
+    lengths.add(served.ask(ASK, **{**wanted, "max_tokens": 1})[1].timings.total_prompt_n)
+    assert len(lengths) == 1
+    with pytest.raises(RequestError, match="no function"):
+        served.ask(ASK, 5, tools=TOOLS, tool_choice="required", allowed_tools=[])
+
+
 def test_a_tool_that_cannot_be_expressed_does_not_spoil_a_form(served: Running) -> None:
     odd = [{"type": "function", "function": {"name": "odd", "parameters": {"type": "bogus"}}}]
     constraint = Constraint("json_schema", json.dumps({"enum": ["a", "b"]}))

@@ -311,9 +311,53 @@ def test_seeds_and_biases(run: Run, tiny: Tiny) -> None:
     assert say(top_n_sigma=1e-6, seed=7) == plain
     assert say(xtc_probability=1.0, xtc_threshold=0.0, seed=7) != usual
     assert say(dynatemp_range=1.4, seed=7) != usual
+    assert say(samplers=(), seed=7) != usual
+    assert say(samplers=("temperature", "top_k"), top_k=1, seed=7) == plain
+    hottest = {"temperature": 100.0, "min_p": 0.99}
+    assert say(**hottest, samplers=("min_p", "temperature"), seed=7) == plain  # of the chances as they were
+    assert say(**hottest, samplers=("temperature", "min_p"), seed=7) != plain  # when all are about the same
     versions = [say(mirostat=version, mirostat_tau=1.0, seed=7) for version in (1, 2)]
     assert usual not in versions
     assert versions == [say(mirostat=version, mirostat_tau=1.0, seed=7) for version in (1, 2)]
+
+
+def test_dry_ends_repetitions_and_sequence_breakers_keep_them(run: Run, tiny: Tiny) -> None:
+    """With a bias far above any logit only a repetition that DRY ends is not told."""
+    running = run(tiny("llama"))
+    cat, dog = (running.worker.engine._model.tokenize(text)[0] for text in (" cat", " dog"))
+
+    def say(**changes: Any) -> str:
+        bias = {cat: 1000.0, dog: 500.0}
+        sampling = Sampling(temperature=0, ignore_eos=True, logit_bias=bias, **changes)
+        return running.ask("A", 8, cache=False, sampling=sampling)[0]
+
+    assert say() == " cat" * 8
+    dry = {"dry_multiplier": 100.0, "dry_base": 4.0}
+    assert say(**dry).startswith(" cat" * 3)
+    assert " dog" in say(**dry)
+    assert say(**dry, dry_sequence_breakers=(" cat",)) == " cat" * 8
+    assert say(**dry, dry_penalty_last_n=0) == " cat" * 8
+    assert say(**dry, dry_allowed_length=20) == " cat" * 8
+    assert say(**dry, samplers=("top_k",)) == " cat" * 8
+    assert say(**dry, dry_penalty_last_n=-1) == say(**dry)
+
+
+def test_slow_samplers_do_not_stall_others(run: Run, demo_model: Path) -> None:
+    """Many texts that end a repetition: llama.cpp looks at all tokens for each."""
+    running = run(demo_model)
+    stream = running.start("Once upon a time", 60)
+    running.wait(lambda: running.of(stream, Delta))
+    breakers = tuple(f"{letter}hello there my friend what" for letter in "abcdef")
+    other = running.start("x", 2, sampling=Sampling(dry_multiplier=1.0, dry_sequence_breakers=breakers))
+    asked = time.perf_counter()
+    third = running.start("Two and two", 2)
+    running.finish(third)
+    running.finish(other)
+    ready = next(at for at, f in running.frames if isinstance(f, Accepted) and f.rid == other)
+    assert next(at for at, f in running.frames if isinstance(f, Accepted) and f.rid == third) < ready
+    meanwhile = [at for at, f in running.frames if isinstance(f, Delta) and f.rid == stream and asked < at < ready]
+    running.finish(stream)
+    assert len(meanwhile) > 3
 
 
 def test_bad_requests_are_refused_in_words(run: Run, tiny: Tiny, demo_model: Path) -> None:

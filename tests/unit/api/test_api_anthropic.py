@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from typing import Any
 
@@ -124,6 +126,7 @@ async def test_rule_12_thinking_and_calls_are_blocks_of_their_own(client: TestCl
         ("content_block_start", 0),
         ("content_block_delta", 0),
         ("content_block_delta", 0),
+        ("content_block_delta", 0),
         ("content_block_stop", 0),
         ("content_block_start", 1),
         ("content_block_delta", 1),
@@ -143,11 +146,13 @@ async def test_rule_12_thinking_and_calls_are_blocks_of_their_own(client: TestCl
         {"type": "tool_use", "id": "toolu_1", "name": "light", "input": {}},
         {"type": "tool_use", "id": "toolu_2", "name": "light", "input": {}},
     ]
+    (signature,) = [event["delta"]["signature"] for event in found if "signature" in event.get("delta", {})]
+    assert signature == base64.b64encode(hashlib.sha256(b"homeprefixd thinking\nWhich lamp?").digest()).decode()
     pieces = [event["delta"]["partial_json"] for event in found if event.get("delta", {}).get("partial_json")]
     assert pieces == ['{"on":', "true}", "{}"]
     assert found[-2]["delta"]["stop_reason"] == "tool_use"
     assert (await (await client.post(PATH, json=body(tools=[TOOL]))).json())["content"] == [
-        {"type": "thinking", "thinking": "Which lamp?", "signature": ""},
+        {"type": "thinking", "thinking": "Which lamp?", "signature": signature},
         {"type": "text", "text": "Wait."},
         {"type": "tool_use", "id": "toolu_1", "name": "light", "input": {"on": True}},
         {"type": "tool_use", "id": "toolu_2", "name": "light", "input": {}},

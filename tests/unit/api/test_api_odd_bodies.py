@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 from scripted_backend import ScriptedBackend
@@ -77,7 +78,9 @@ async def test_minus_one_is_the_whole_context(client: TestClient, backend: Scrip
 
 SAMPLERS = {
     "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dynatemp_range": 0.3, "dynatemp_exponent": 2.0,
-    "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2,
+    "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "dry_multiplier": 0.8, "dry_base": 2.0,
+    "dry_allowed_length": 3, "dry_penalty_last_n": -1, "dry_sequence_breakers": ["\n", "é"],
+    "samplers": ["temperature", "top_k"],
 }  # fmt: skip
 
 
@@ -93,7 +96,30 @@ async def test_llama_servers_samplers(
     client: TestClient, backend: ScriptedBackend, path: str, body: dict[str, Any]
 ) -> None:
     assert (await client.post(path, json=body)).status == 200
-    assert {name: getattr(backend.asked.sampling, name) for name in SAMPLERS} == SAMPLERS
+    asked = msgspec.json.decode(msgspec.json.encode(backend.asked.sampling))
+    assert {name: asked[name] for name in SAMPLERS} == SAMPLERS
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("kpt", ("top_k", "top_p", "temperature")),
+        ("edsyxmi", ("penalties", "dry", "top_n_sigma", "typ_p", "xtc", "min_p", "infill")),
+        (["Top-K", "topp", "temp", "typical_p", "nucleus"], ("top_k", "top_p", "temperature", "typ_p", "top_p")),
+        ([], ()),
+    ],
+)
+async def test_samplers_as_llama_cpp_spells_them(
+    client: TestClient, backend: ScriptedBackend, given: Any, meant: tuple[str, ...]
+) -> None:
+    reply = await client.post("/completion", json={"prompt": "x", "samplers": given})
+    assert backend.asked.sampling.samplers == meant
+    assert (await reply.json())["generation_settings"]["samplers"] == list(meant)
+
+
+async def test_a_base_of_dry_below_one_is_the_usual_one(client: TestClient, backend: ScriptedBackend) -> None:
+    assert (await client.post("/completion", json={"prompt": "x", "dry_base": 0.5})).status == 200
+    assert backend.asked.sampling.dry_base == 1.75
 
 
 async def test_ollamas_suffix_fills_a_gap(client: TestClient, backend: ScriptedBackend) -> None:
@@ -119,6 +145,8 @@ async def test_llama_servers_bias_on_a_text_is_one_on_its_tokens(
     reply = await client.post("/completion", json={"prompt": "x", "logit_bias": given})
     assert reply.status == 200, await reply.text()
     assert backend.asked.sampling.logit_bias == {3: -5.0, 4: -5.0, 7: 1.0, 9: -math.inf}
+    told = (await reply.json())["generation_settings"]["logit_bias"]
+    assert {one["token"]: one["bias"] for one in told} == {3: -5.0, 4: -5.0, 7: 1.0, 9: None}
     assert (
         await client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "logit_bias": given})
     ).status == 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any
 
 import pytest
@@ -113,6 +114,44 @@ async def test_thoughts_and_calls_in_a_whole_reply(client: TestClient, backend: 
 async def test_tool_choice(client: TestClient, backend: ScriptedBackend, choice: Any, expected: str) -> None:
     await whole(client, CHAT, {**HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False})
     assert (backend.asked.tool_choice, backend.asked.parallel_tool_calls) == (expected, False)
+
+
+MANY = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
+G = {"type": "function", "function": {"name": "g"}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_allowed_tools_stay_among_all_in_the_prompt(
+    client: TestClient, backend: ScriptedBackend, mode: str
+) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [G, MANY[2], G]}}
+    await whole(client, CHAT, {**HELLO, "tools": MANY, "tool_choice": choice})
+    assert (backend.asked.tool_choice, backend.asked.allowed_tools) == (mode, ["g", "h"])
+    assert backend.asked.tools == MANY
+
+
+@pytest.mark.parametrize(
+    ("allowed", "param", "word"),
+    [
+        ({"mode": "any", "tools": [G]}, "tool_choice.allowed_tools.mode", "auto or required"),
+        ({"mode": "auto", "tools": []}, "tool_choice.allowed_tools.tools", "of one at least"),
+        ({"mode": "auto"}, "tool_choice.allowed_tools.tools", "list of tools"),
+        ({"mode": "auto", "tools": [G, {}]}, "tool_choice.allowed_tools.tools[1]", "must name a function"),
+        ({"mode": "auto", "tools": ["g"]}, "tool_choice.allowed_tools.tools[0]", "must name a function"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "x"}}]},
+            "tool_choice.allowed_tools.tools[0]",
+            "not among `tools`: f, g, h",
+        ),
+        (7, "tool_choice.allowed_tools.mode", "auto or required"),
+    ],
+)
+async def test_bad_allowed_tools(client: TestClient, allowed: Any, param: str, word: str) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    reply = await client.post(CHAT, json={**HELLO, "tools": MANY, "tool_choice": choice})
+    error = (await reply.json())["error"]
+    assert (reply.status, error["param"]) == (400, param)
+    assert word in error["message"]
 
 
 # ---------------------------------------------------------------------------------------------------- forms
@@ -252,6 +291,129 @@ async def test_echo_of_tokens(client: TestClient, backend: ScriptedBackend) -> N
     assert backend.conversions == [Detokenize("cmpl-id0-echo", [1, 2])]
     assert chunks[0]["choices"][0]["text"] == "Once "
     assert backend.asked.max_tokens == 0
+
+
+# ---------------------------------------------------------------------------------------------------- of the prompt
+
+
+def logprob(piece: str | bytes, value: float, **top: float) -> TokenLogprob:
+    data = piece if isinstance(piece, bytes) else piece.encode()
+    return TokenLogprob(len(data), data, value, [TokenLogprob(1, name.encode(), one) for name, one in top.items()])
+
+
+PROMPT = [
+    logprob("<s>", math.nan),
+    logprob("On", -1.5, On=-1.5, A=-2.0),
+    logprob(b"ce \xc3", -0.25),
+    logprob(b"\xa4", -9.0),
+]
+"""Of the text `Once ä`, whose last letter is two tokens."""
+
+TOLD = {
+    "tokens": ["<s>", "On", "ce \ufffd", "\ufffd"],
+    "token_logprobs": [None, -1.5, -0.25, -9.0],
+    "top_logprobs": [None, {"On": -1.5, "A": -2.0}, {}, {}],
+    "text_offset": [0, 0, 2, 6],
+}
+
+
+async def test_echo_with_logprobs(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.whole = True
+    reply_logprobs = [logprob(" b", -3.0, c=-1.0)]
+    backend.script = [
+        Accepted("", 4),
+        Finished("", "length", " b", None, TIMINGS, logprobs=reply_logprobs, prompt_logprobs=PROMPT),
+    ]
+    asked = {"prompt": "Once ä", "echo": True, "logprobs": 2, "max_tokens": 1}
+    choice = (await whole(client, COMPLETIONS, asked))["choices"][0]
+    assert choice["text"] == "Once ä b"
+    assert choice["logprobs"] == {
+        "tokens": [*TOLD["tokens"], " b"],
+        "token_logprobs": [*TOLD["token_logprobs"], -3.0],
+        "top_logprobs": [*TOLD["top_logprobs"], {"c": -1.0}],
+        "text_offset": [*TOLD["text_offset"], 6],
+    }
+    assert (backend.asked.prompt_logprobs, backend.asked.logprobs) == (2, 2)
+    assert backend.asked.most_prompt_logprobs == 200_000
+
+
+async def test_one_choice_computes_what_all_of_them_tell(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.whole = True
+    original = backend.generate
+
+    def generate(alias: str, request: Generate) -> ScriptedGeneration:
+        generation = original(alias, request)
+        told = PROMPT if request.prompt_logprobs >= 0 else []
+        generation.script = [Accepted("", 4), Finished("", "length", "", None, TIMINGS, prompt_logprobs=told)]
+        return generation
+
+    backend.generate = generate  # type: ignore[method-assign]
+    asked = {"prompt": ["Once ä", "Once ä"], "n": 2, "echo": True, "logprobs": 0, "max_tokens": 0}
+    choices = (await whole(client, COMPLETIONS, asked))["choices"]
+    assert [choice["logprobs"] for choice in choices] == [TOLD] * 4
+    assert [one.request.prompt_logprobs for one in backend.generations] == [0, -1, 0, -1]
+    assert {one.request.most_prompt_logprobs for one in backend.generations} == {50_000}
+
+
+async def test_in_a_stream_the_prompt_comes_first_in_each_choice(client: TestClient, backend: ScriptedBackend) -> None:
+    """Also of one that is faster than the one which computes the prompt's log-probabilities."""
+    gate = asyncio.Event()
+    original = backend.generate
+
+    def generate(alias: str, request: Generate) -> ScriptedGeneration:
+        generation = original(alias, request)
+
+        async def opened() -> None:
+            gate.set()
+
+        if request.prompt_logprobs >= 0:
+            first: list[Any] = [gate.wait, Delta("", "", 0, prompt_logprobs=PROMPT)]
+        else:
+            first = [Delta("", "x", 1, logprobs=[logprob("x", -0.5)]), opened]
+        end = Finished("", "length", "", None, TIMINGS)
+        generation.script = [Accepted("", 4), *first, Delta("", "y", 2, logprobs=[logprob("y", -0.5)]), end]
+        return generation
+
+    backend.generate = generate  # type: ignore[method-assign]
+    asked = {"prompt": "Once ä", "n": 2, "echo": True, "logprobs": 0, "max_tokens": 2}
+    chunks = await streamed(client, COMPLETIONS, asked)
+    for index, text in ((0, "y"), (1, "xy")):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert (own[0]["text"], own[0]["logprobs"]) == ("Once ä", TOLD)
+        assert "".join(choice["text"] for choice in own[1:]) == text
+        assert [choice["logprobs"]["text_offset"] for choice in own[1:-1]] == [[6 + at] for at in range(len(text))]
+        assert own[-1]["finish_reason"] == "length"
+
+
+async def test_the_best_of_several(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.whole = True
+    means = iter([-2.0, -0.5, -3.0, -1.0])
+    original = backend.generate
+
+    def generate(alias: str, request: Generate) -> ScriptedGeneration:
+        generation = original(alias, request)
+        mean = next(means)
+        tokens = [logprob("x", mean - 1), logprob("y", mean + 1)]
+        told = PROMPT if request.prompt_logprobs >= 0 else []
+        end = Finished("", "stop", f"{mean}", None, TIMINGS, logprobs=tokens, prompt_logprobs=told)
+        generation.script = [Accepted("", 4), end]
+        return generation
+
+    backend.generate = generate  # type: ignore[method-assign]
+    reply = await whole(client, COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 4, "seed": 5})
+    assert [(choice["index"], choice["text"], choice["logprobs"]) for choice in reply["choices"]] == [
+        (0, "-0.5", None),
+        (1, "-1.0", None),
+    ]
+    assert reply["usage"]["completion_tokens"] == 4 * TIMINGS.predicted_n
+    assert reply["usage"]["prompt_tokens"] == TIMINGS.total_prompt_n
+    assert [one.request.sampling.seed for one in backend.generations] == [5, 6, 7, 8]
+    assert {one.request.logprobs for one in backend.generations} == {0}
+    means = iter([-2.0, -0.5])
+    asked = {"prompt": "Once ä", "best_of": 2, "echo": True, "logprobs": 0}
+    choice = (await whole(client, COMPLETIONS, asked))["choices"][0]
+    assert choice["text"] == "Once ä-0.5"
+    assert choice["logprobs"]["tokens"] == [*TOLD["tokens"], "x", "y"]
 
 
 async def test_suffix(client: TestClient, backend: ScriptedBackend) -> None:

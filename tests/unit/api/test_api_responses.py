@@ -201,6 +201,23 @@ async def test_tool_choice(client: TestClient, backend: ScriptedBackend, choice:
     assert (await reply.json())["tool_choice"] == choice
 
 
+async def test_allowed_tools(client: TestClient, backend: ScriptedBackend) -> None:
+    function, search = {"type": "function", "name": "light"}, {"type": "web_search"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [function, search]}
+    reply = await client.post(PATH, json=body(tools=[TOOL, search], tool_choice=choice))
+    assert (backend.asked.tool_choice, backend.asked.allowed_tools) == ("required", ["light"])
+    assert backend.asked.tools == [AS_TEMPLATE]
+    assert (await reply.json())["tool_choice"] == choice
+    only = {"type": "allowed_tools", "mode": "auto", "tools": [search]}
+    assert (await client.post(PATH, json=body(tools=[TOOL, search], tool_choice=only))).status == 200
+    assert backend.asked.tool_choice == "none"
+    reply = await client.post(
+        PATH, json=body(tools=[TOOL], tool_choice={**choice, "tools": [{**function, "name": "x"}]})
+    )
+    assert reply.status == 400
+    assert "not among `tools`: light" in (await reply.json())["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("given", "kind"),
     [

@@ -54,8 +54,9 @@ class TestWarm:
         assert (reply.status, (await reply.json())["known_tokens"]) == (200, None)
 
     async def test_a_prompt_as_text(self, client: TestClient, backend: ScriptedBackend) -> None:
-        assert (await client.post("/cache/warm", json={"prompt": "Once"})).status == 200
-        assert backend.asked.prompt == "Once"
+        body = {"prompt": "Once", "echo": True, "logprobs": 2}
+        assert (await client.post("/cache/warm", json=body)).status == 200
+        assert (backend.asked.prompt, backend.asked.prompt_logprobs) == ("Once", -1)
 
     @pytest.mark.parametrize(
         ("body", "param"),

@@ -446,3 +446,15 @@ def test_what_cannot_be_continued() -> None:
     with pytest.raises(RequestError, match="does not show"):
         render("{{ messages | length }}", BEGUN, continue_final_message=True)
     assert render("{{ messages | length }}", BEGUN) == "2"
+
+
+def test_a_template_for_chats_with_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    source = "{{ tools[0].function.name }}<tool_call>{{ messages[0].content }}"
+    both = builder(CHATML, tool_source=source)
+    assert both.render(HELLO, tools, {}) == "f<tool_call>Hello"
+    assert both.render(HELLO, None, {}) == both.render(HELLO, [], {}) == render(CHATML)
+    assert both.layout.calls == "hermes"
+    assert builder("", tool_source=source).has_template is False
+    with pytest.raises(ModelError, match="does not compile"):
+        builder(CHATML, tool_source="{% if %}")

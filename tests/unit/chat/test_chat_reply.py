@@ -402,6 +402,190 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         ("Looking it up.", "", [WEATHER, ("turn_on", {"id": 3})]),
     ),
     (
+        # Moonshot's description of Kimi K2's tool calls; its templates show the id again, so it must stay
+        "kimi: a section of calls",
+        Layout("kimi", THINK),
+        "<think>Both.</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        "<|tool_call_argument_begin|>" + ARGUMENTS + "<|tool_call_end|><|tool_call_begin|>functions.turn_on:1"
+        '<|tool_call_argument_begin|>{"id": 3}<|tool_call_end|><|tool_calls_section_end|>',
+        {},
+        ("I look.", "Both.", [WEATHER, ("turn_on", {"id": 3})]),
+    ),
+    (
+        "kimi: no call",
+        Layout("kimi"),
+        "A <|tool_call_begin|>b c<|tool_call_end|> d",
+        {},
+        ("A <|tool_call_begin|>b c<|tool_call_end|> d", "", []),
+    ),
+    (
+        # the template of Functionary v3.2, whose prompts end with >>>
+        "functionary: text and calls",
+        Layout("functionary"),
+        "all\nI look >>> there.>>>get_weather\n" + ARGUMENTS + '>>>turn_on\n{"id": 3}',
+        {},
+        ("I look >>> there.", "", [WEATHER, ("turn_on", {"id": 3})]),
+    ),
+    ("functionary: text", Layout("functionary"), "all\nForty\ntwo.", {"calls": False}, ("Forty\ntwo.", "", [])),
+    ("functionary: no form", Layout("functionary"), "Forty\ntwo.", {}, ("Forty\ntwo.", "", [])),
+    (
+        # the card of Functionary small v3.1
+        "function_tag: a name in a tag",
+        Layout("function_tag"),
+        "I look.<function=get_weather>" + ARGUMENTS + '</function>\n<function=turn_on>{"id": 3}</function>',
+        {},
+        ("I look.", "", [WEATHER, ("turn_on", {"id": 3})]),
+    ),
+    ("function_tag: no call", Layout("function_tag"), "a <function=b c>d", {}, ("a <function=b c>d", "", [])),
+    (
+        # the card of Firefunction v2
+        "functools: a list",
+        Layout("functools"),
+        ' functools[{"name": "get_weather", "arguments": ' + ARGUMENTS + '}, {"name": "turn_on", "arguments": {}}]',
+        {},
+        ("", "", [WEATHER, ("turn_on", {})]),
+    ),
+    ("functools: text", Layout("functools"), "Use functools, or x.", {}, ("Use functools, or x.", "", [])),
+    (
+        # the template of Jamba 1.5
+        "jamba: a list in tags",
+        Layout("jamba"),
+        'So: <tool_calls>[\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n]</tool_calls>",
+        {},
+        ("So:", "", [WEATHER]),
+    ),
+    (
+        # the tool_use template of Command R and R+
+        "command_r: actions in a fence",
+        Layout("command_r"),
+        'Plan: I look.\nAction: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": '
+        + ARGUMENTS
+        + '\n    },\n    {"tool_name": "turn_on", "parameters": {"id": 3}}\n]```',
+        {},
+        ("Plan: I look.", "", [WEATHER, ("turn_on", {"id": 3})]),
+    ),
+    ("command_r: an action in words", Layout("command_r"), "Action: none", {}, ("Action: none", "", [])),
+    (
+        # the template of Seed-OSS
+        "seed: tags with parameters",
+        Layout("seed", ("<seed:think>", "</seed:think>")),
+        "<seed:think>Hm.</seed:think>I look.<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>"
+        "\n<parameter=unit>°C</parameter>\n</function>\n</seed:tool_call>",
+        {},
+        ("I look.", "Hm.", [WEATHER]),
+    ),
+    (
+        # MiniMax's description of M2's tool calls
+        "minimax: invocations",
+        Layout("minimax", THINK),
+        'Hm.</think>\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="unit">°C</parameter>\n</invoke>\n<invoke name="turn_on">\n<parameter name="id">3</parameter>'
+        "\n</invoke>\n</minimax:tool_call>",
+        {"opened": True},
+        ("", "Hm.", [WEATHER, ("turn_on", {"id": 3})]),
+    ),
+    (
+        "minimax: none",
+        Layout("minimax"),
+        "<minimax:tool_call>x</minimax:tool_call>",
+        {},
+        ("<minimax:tool_call>x</minimax:tool_call>", "", []),
+    ),
+    (
+        # the template of MiniCPM5
+        "minicpm: tags with names",
+        Layout("minicpm", THINK),
+        'I look.<function name="get_weather"><param name="city"><![CDATA[Paris]]></param><param name="unit">°C</param>'
+        '</function><function name="turn_on"></function>',
+        {},
+        ("I look.", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
+        # the template of GigaChat 3
+        "gigachat: behind a separator",
+        Layout("gigachat"),
+        'I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}",
+        {},
+        ("I look.", "", [WEATHER]),
+    ),
+    (
+        # the template of MiniMax-M1
+        "jamba: objects in tags, without a list",
+        Layout("jamba"),
+        'So:\n<tool_calls>\n{"name": "get_weather", "arguments": '
+        + ARGUMENTS
+        + '}\n{"name": "turn_on", "arguments": {}}'
+        "\n</tool_calls>",
+        {},
+        ("So:", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
+        # the template of MiniMax-M3
+        "minimax_m3: tags in tags",
+        Layout("minimax_m3", ("<mm:think>", "</mm:think>")),
+        "<mm:think>Hm.</mm:think>]<]minimax[>[<tool_call>\n"
+        ']<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>]<]minimax[>[<unit>°C'
+        ']<]minimax[>[</unit>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="turn_on">]<]minimax[>[<ids>'
+        "]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>]<]minimax[>[<a>x]<]minimax[>[</a>"
+        "]<]minimax[>[</item>]<]minimax[>[</ids>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        {},
+        ("", "Hm.", [WEATHER, ("turn_on", {"ids": [1, {"a": "x"}]})]),
+    ),
+    (
+        # the template of Solar Open
+        "solar: ids and names",
+        Layout("solar"),
+        "I look.<|tool_calls|><|tool_call:begin|>c1<|tool_call:name|>get_weather<|tool_call:args|>"
+        + ARGUMENTS
+        + "<|tool_call:end|><|tool_call:begin|>c2<|tool_call:name|>turn_on<|tool_call:args|>{}<|tool_call:end|>",
+        {},
+        ("I look.", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
+        # the template of Apertus
+        "apertus: names as keys",
+        Layout("apertus"),
+        'I look.<|tools_prefix|>[{"get_weather": ' + ARGUMENTS + '}, {"turn_on": {}}]<|tools_suffix|>',
+        {},
+        ("I look.", "", [WEATHER, ("turn_on", {})]),
+    ),
+    (
+        "apertus: none",
+        Layout("apertus"),
+        "<|tools_prefix|>[1]<|tools_suffix|>",
+        {},
+        ("<|tools_prefix|>[1]<|tools_suffix|>", "", []),
+    ),
+    (
+        # the template of Olmo 3
+        "olmo: Python in tags",
+        Layout("olmo"),
+        'I look.<function_calls>\nget_weather(city="Paris", unit="°C")\nturn_on(id=3)\n</function_calls>',
+        {},
+        ("I look.", "", [WEATHER, ("turn_on", {"id": 3})]),
+    ),
+    (
+        "hermes: what may not be called stays text",
+        Layout("hermes"),
+        '<tool_call>{"name": "turn_off", "arguments": {}}</tool_call>',
+        {"only": True},
+        ('<tool_call>{"name": "turn_off", "arguments": {}}</tool_call>', "", []),
+    ),
+    (
+        "mistral: what may not be called stays text",
+        Layout("mistral_args"),
+        '[TOOL_CALLS]turn_off[ARGS]{"id": 1}[TOOL_CALLS]turn_on[ARGS]{}',
+        {"only": True},
+        ('turn_off{"id": 1}', "", [("turn_on", {})]),
+    ),
+    (
+        "harmony: what may not be called stays text",
+        Layout("harmony"),
+        "<|channel|>commentary to=functions.turn_off <|constrain|>json<|message|>{}<|call|>",
+        {"only": True},
+        ("turn_off{}", "", []),
+    ),
+    (
         "generic: a call of OpenAI's form",
         Layout("generic"),
         '\n{"type": "function", "function": {"name": "get_weather", "arguments": ' + ARGUMENTS + "}}",
@@ -454,6 +638,12 @@ def test_arguments_are_streamed() -> None:
     assert reader.count == 1
     assert reader.feed('": "la').calls == [CallPiece(0, '": "la')]
     assert reader.feed("mp").calls == [CallPiece(0, "mp")]
+
+
+def test_a_call_keeps_the_id_that_its_template_shows_again() -> None:
+    reader = parser(Layout("kimi"))
+    split = reader.feed("<|tool_call_begin|>functions.turn_on:7<|tool_call_argument_begin|>{}<|tool_call_end|>")
+    assert split.calls == [CallPiece(0, "{}", "functions.turn_on:7", "turn_on")]
 
 
 def test_text_and_thoughts_are_streamed() -> None:
@@ -513,6 +703,21 @@ def test_no_reply_depends_on_its_cuts(layout: Any, bits: list[str], parallel: bo
         (D_ALL, Layout("deepseek_plain")),
         ("{% set d = '｜DSML｜' %}<' + d + 'function_calls></think>", Layout("dsml_functions", THINK)),
         ("{% set d = '｜DSML｜' %}<' + d + 'tool_calls></think>", Layout("dsml_tools", THINK)),
+        ("<|tool_calls_section_begin|><|tool_call_begin|><think>", Layout("kimi", THINK)),
+        ("<|start_header_id|>assistant>>>all", Layout("functionary")),
+        ("<|start_header_id|>ipython <function={name}>", Layout("function_tag")),
+        ("<tool_call><function=x><parameter=y>", Layout("hermes")),
+        ("<|start_header_id|> functools[", Layout("functools")),
+        ("<tool_calls>[", Layout("jamba")),
+        ("'Action:' followed by a json-formatted list of actions", Layout("command_r")),
+        ("<seed:tool_call><seed:think>", Layout("seed", ("<seed:think>", "</seed:think>"))),
+        ("<minimax:tool_call><think>", Layout("minimax", THINK)),
+        ('<function name="a"><param name="b">', Layout("minicpm")),
+        ("'<|role_sep|>' 'function call'", Layout("gigachat")),
+        ("<|tool_call:begin|>", Layout("solar")),
+        ("]<]minimax[>[ <tool_call> <mm:think>", Layout("minimax_m3", ("<mm:think>", "</mm:think>"))),
+        ("<|tools_prefix|>", Layout("apertus")),
+        ("<function_calls>", Layout("olmo")),
         ("<|im_start|>", Layout("generic")),
         ("", Layout("generic")),
     ],

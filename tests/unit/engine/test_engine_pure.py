@@ -215,6 +215,8 @@ def test_long_rope_models_keep_their_short_factors(tmp_path: Path) -> None:
         ("repeat_last_n", -2),
         ("logit_bias", {100: 1.0}),
         ("logit_bias", {-1: 1.0}),
+        ("samplers", ("zebra",)),
+        ("dry_base", float("inf")),
     ],
 )
 def test_bad_sampling_names_the_field(field: str, value: Any) -> None:

@@ -51,6 +51,14 @@ def test_the_gate() -> None:
     assert told(64, 500, gate=GateDecision(64, 64, "faster")).cause == "never_seen"
 
 
+def test_the_prompts_own_logprobs() -> None:
+    gate = GateDecision(0, 0, "prompt_logprobs")
+    found = told(0, 500, gate=gate, known=400, known_prompt=400, resembles=True)
+    assert (found.cause, found.tokens_lost, found.seconds_lost) == ("prompt_logprobs", 400, 4.0)
+    assert "a request for the prompt's own log-probabilities" in found.text
+    assert told(0, 500, gate=gate).cause == "never_seen"
+
+
 @pytest.mark.parametrize("why", REMOVALS)
 def test_evicted_when_and_why(why: str) -> None:
     gone = Gone(128, MOMENT, why, 320)

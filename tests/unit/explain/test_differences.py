@@ -24,6 +24,7 @@ def test_the_corpus_is_large_enough() -> None:
         "evicted",
         "computed_faster",
         "cache_off",
+        "prompt_logprobs",
         "too_short",
         "never_seen",
         "goes_on",

@@ -27,7 +27,9 @@ HERE = Path(__file__).parent
 FRESH = read_pairs(HERE / "fresh_pairs.json")
 THIRD = read_pairs(HERE / "third_pairs.json")
 MENDED = read_pairs(HERE / "mended_pairs.json")
-OF_THE_CACHE = {"other_namespace", "other_model", "evicted", "computed_faster", "cache_off", "too_short"}
+OF_THE_CACHE = {
+    "other_namespace", "other_model", "evicted", "computed_faster", "cache_off", "prompt_logprobs", "too_short",
+}  # fmt: skip
 
 
 def test_each_cause_has_four_pairs() -> None:
