@@ -135,6 +135,36 @@ def test_hot_and_after_a_restart_the_logits_are_those_of_a_cold_run(serve: Serve
     assert not house.running.engine.counters["restore_errors"]
 
 
+@pytest.mark.parametrize(
+    ("arch", "type_k", "type_v", "flash"),
+    [
+        ("llama", "q8_0", "f16", False),
+        ("llama", "f32", "bf16", False),
+        ("llama", "f16", "q8_0", True),
+        ("qwen3", "q5_1", "iq4_nl", True),
+        ("gemma3", "q4_1", "q5_0", True),
+        ("qwen35", "bf16", "q4_0", True),
+    ],
+)
+def test_k_and_v_can_have_types_of_their_own(serve: Serve, arch: str, type_k: str, type_v: str, flash: bool) -> None:
+    """Each that llama.cpp takes. The state's size tells that both are what they should be."""
+    changes = {"kv_type": type_k, "kv_type_v": type_v, "flash_attention": flash}
+    house = serve(arch, **changes)
+    both = [serve(arch, kv_type=kind, flash_attention=True).running.worker.info for kind in (type_k, type_v)]
+    house = serve(arch, **changes)
+    per_token = house.running.worker.info.kv_bytes_per_token
+    if arch in FULL:
+        sides = [info.kv_bytes_per_token for info in both]
+        assert per_token == pytest.approx(sum(sides) / 2, rel=0.02)
+        assert sides[0] != sides[1]
+    base = tokens(BASE, 1)
+    assert house.ask([*base, 5]).timings.cache_n == 0
+    _same(house, [*base, *tokens(10, 2)], BASE)
+    house = serve(arch, **changes)
+    _same(house, [*base, *tokens(12, 3)], BASE)
+    assert not house.running.engine.counters["restore_errors"]
+
+
 def test_only_where_a_windows_cells_begin_anew_it_is_rounding_that_differs(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from homeprefixd.config import ModelConfig
 from homeprefixd.errors import ModelError
+from homeprefixd.gguf_header import kv_bytes_per_token, read_details
 from homeprefixd.models.catalog import ModelSpec
-from homeprefixd.models.gguf_header import kv_bytes_per_token, read_details
 from homeprefixd.models.loading import WORKER_BYTES, Budget, guess_memory
 
 LAYERS, HEADS, WIDTH = 4, 8, 512
@@ -50,13 +50,14 @@ def test_details(tmp_path: Path) -> None:
     details = read_details(write(tmp_path, header(per_layer)))
     assert (details["general.architecture"], details["block_count"], details["context_length"]) == ("llama", 4, 2048)
     assert details["attention.head_count_kv"] == [2, 0, 2, 0]
-    assert kv_bytes_per_token(details, "f16") == 4 * 2 * (WIDTH // HEADS) * 2
-    assert kv_bytes_per_token(details, "q8_0") == 4 * 2 * (WIDTH // HEADS) * 8.5 / 8
-    assert kv_bytes_per_token({}, "f16") == 0
+    assert kv_bytes_per_token(details, "f16", "f16") == 4 * 2 * (WIDTH // HEADS) * 2
+    assert kv_bytes_per_token(details, "q8_0", "q8_0") == 4 * 2 * (WIDTH // HEADS) * 8.5 / 8
+    assert kv_bytes_per_token(details, "q8_0", "iq4_nl") == 4 * (WIDTH // HEADS) * (8.5 + 4.5) / 8
+    assert kv_bytes_per_token({}, "f16", "f16") == 0
 
 
 def test_the_demo_model(demo_model: Path) -> None:
-    assert kv_bytes_per_token(read_details(demo_model), "f16") == 23040
+    assert kv_bytes_per_token(read_details(demo_model), "f16", "f16") == 23040
 
 
 def test_every_cut_is_noticed(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_nothing_that_is_written_there_is_believed(tmp_path: Path) -> None:
             details = read_details(write(tmp_path, bytes(data)))
         except ModelError:
             continue
-        kv_bytes_per_token(details, "f16")
+        kv_bytes_per_token(details, "f16", "f16")
         guess_memory(ModelSpec("x", tmp_path / "x.gguf", 0, 10), 1 << 20)
 
 
