@@ -26,6 +26,8 @@ from .stream import Answer, ask
 BAR = 1.3
 """Of the time to first token beyond the load time, by that of a hot hit; as after a restart."""
 
+PREFIX_TOKENS = 2200
+
 _CTX, _POOL, _PARALLEL = 4096, 8192, 2
 _HOT = 512 << 20  # bytes
 _LEAST_LOAD = 0.02  # s
@@ -47,8 +49,19 @@ class Round(NamedTuple):
         return self.back - self.load
 
 
-def measure(model: Path, other: Path | None, threads: int, rounds: int, say: Callable[[str], None]) -> list[Row]:
-    """The rows. `other`: B; None: the same file under another name. Raises UnavailableError, ModelError."""
+def measure(
+    model: Path,
+    other: Path | None,
+    threads: int,
+    rounds: int,
+    say: Callable[[str], None],
+    *,
+    size: int = PREFIX_TOKENS,
+) -> list[Row]:
+    """The rows. `other`: B; None: the same file under another name. `size`: of A's prefix, in tokens.
+
+    Raises UnavailableError, ModelError.
+    """
     with tempfile.TemporaryDirectory(prefix="homeprefixd-swap-") as folder:
         names = [Path(folder) / "a.gguf", Path(folder) / "b.gguf"]
         for name, target in zip(names, (model, other or model), strict=True):
@@ -57,7 +70,7 @@ def measure(model: Path, other: Path | None, threads: int, rounds: int, say: Cal
         config.write_text(_settings(names, threads))
         server = homeprefixd(Path(folder) / "cache", "--config", str(config))
         with server:
-            return rows_of([*_rounds(server, rounds, say)], other is None)
+            return rows_of([*_rounds(server, rounds, size, say)], other is None)
 
 
 def _settings(models: list[Path], threads: int) -> str:
@@ -83,11 +96,11 @@ warm = "1GiB"
 """
 
 
-def _rounds(server: Server, rounds: int, say: Callable[[str], None]) -> Iterator[Round]:
+def _rounds(server: Server, rounds: int, size: int, say: Callable[[str], None]) -> Iterator[Round]:
     numbers = iter(range(1, 1_000_000))
 
     def asked(alias: str, **more: Any) -> Answer:
-        messages = household_messages(household_question(next(numbers)))
+        messages = household_messages(household_question(next(numbers)), size=size)
         return ask(server.url, {"model": alias, "messages": messages, "temperature": 0, "max_tokens": 2, **more})
 
     def other() -> None:

@@ -8,7 +8,7 @@ from homeprefixd.bench.swap import BAR, Round, measure, rows_of
 
 
 def test_a_round(demo_model: Path) -> None:
-    ratio, reused, load = measure(demo_model, None, 2, 1, lambda line: None)
+    ratio, reused, load = measure(demo_model, None, 2, 1, lambda line: None, size=300)
     assert ratio.value is not None
     assert ratio.value > 0
     assert (ratio.bar, ratio.met) == (f"<= {BAR:g}", ratio.value <= BAR)

@@ -30,6 +30,9 @@ alias = "base"
 ctx = 1024
 parallel = 1
 control_vectors = [{vectors}]
+[[models.list]]
+path = "{model}"
+alias = "other"  # of two, none is loaded at the start
 """
 
 
