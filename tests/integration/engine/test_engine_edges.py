@@ -135,6 +135,27 @@ def test_hot_and_after_a_restart_the_logits_are_those_of_a_cold_run(serve: Serve
     assert not house.running.engine.counters["restore_errors"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("arch", [*FULL, *EDGED])
+def test_every_family_with_each_type_with_and_without_flash_attention(
+    serve: Serve, arch: str, kv_type: str, flash: bool
+) -> None:
+    """The full form of the one above. Without flash attention V cannot be quantised."""
+    quantised_k = kv_type == "q8_0" and not flash
+    if quantised_k and arch in ("deepseek2", "deepseek4"):
+        pytest.skip("its K and V have one type")
+    changes = {"kv_type": kv_type, "flash_attention": flash, "kv_type_v": "f16" if quantised_k else ""}
+    house = serve(arch, **changes)
+    base = tokens(BASE, 1)
+    assert house.ask([*base, 5]).timings.cache_n == 0
+    _same(house, [*base, *tokens(10, 2)], BASE)
+    house = serve(arch, **changes)
+    _same(house, [*base, *tokens(12, 3)], BASE)
+    assert not house.running.engine.counters["restore_errors"]
+
+
 @pytest.mark.parametrize(
     ("arch", "type_k", "type_v", "flash"),
     [
@@ -274,6 +295,21 @@ def test_edges_are_few(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str)
     edges = house.running.engine.counters["save_edges"] - stats["thinned"] - stats["known_nodes"]
     assert stats["thinned"] > 0
     assert edges <= 1.5 * KEPT * (2 if arch in WINDOW else 1)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "granitehybrid"])
+def test_replies_that_are_rendered_otherwise_leave_few_edges(serve: Serve, arch: str) -> None:
+    """As by templates that strip thoughts: each turn leaves the way of the last reply. What needs edges is the end of
+    the system message, and of the last two turns two points of the prompt and the reply as it was generated."""
+    house = serve(arch)
+    chat = [Message("system", " ".join(f"Rule {n}: keep lamp {n} at {n * 7} percent." for n in range(4)))]
+    for turn in range(12):
+        chat.append(Message("user", f"Which lamp is number {turn}, and is it brighter than {turn * 7}?"))
+        house.ask(list(chat), 30)
+        chat.append(Message("assistant", f"Lamp {turn} it is."))
+    stats = house.stats()["counters"]
+    edges = house.running.engine.counters["save_edges"] - stats["thinned"] - stats["known_nodes"]
+    assert edges <= 1.5 * (1 + 2 * 3) * (2 if arch in WINDOW else 1)
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "granitehybrid", "deepseek4"])
