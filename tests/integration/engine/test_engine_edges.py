@@ -144,8 +144,8 @@ def test_every_family_with_each_type_with_and_without_flash_attention(
 ) -> None:
     """The full form of the one above. Without flash attention V cannot be quantised."""
     quantised_k = kv_type == "q8_0" and not flash
-    if quantised_k and arch in ("deepseek2", "deepseek4"):
-        pytest.skip("its K and V have one type")
+    if kv_type == "q8_0" and (arch == "deepseek2" or (quantised_k and arch == "deepseek4")):
+        pytest.skip("its K and V have one type, and heads of 48 numbers are no whole blocks")
     changes = {"kv_type": kv_type, "flash_attention": flash, "kv_type_v": "f16" if quantised_k else ""}
     house = serve(arch, **changes)
     base = tokens(BASE, 1)
