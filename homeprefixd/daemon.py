@@ -203,6 +203,10 @@ def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: i
     )
 
 
+def _keys_text(count: int) -> str:
+    return f"{count or 'no'} API {'key' if count == 1 else 'keys'}"
+
+
 def size_on_disk(directory: Path) -> int:
     """Bytes that the store's files take, so that a full cache does not make the next start's budget smaller."""
     total = 0
@@ -379,7 +383,7 @@ class Daemon:
         self._write_file()
         self._systemd.notify(READY="1", STATUS=f"serving at {self._addresses}")
         self._watchdog = asyncio.create_task(self._feed_watchdog())
-        asked = f"{len(self._keys)} API keys" if self._keys else "no API keys"
+        asked = _keys_text(len(self._keys))
         logger.info("listening at %s, %s, cache in %s", self._addresses, asked, directory)
         self._show()
         await pool.first_loads()
@@ -430,7 +434,7 @@ class Daemon:
         try:
             self._keys.reload()
             if self._keys:
-                logger.info("%d API keys", len(self._keys))
+                logger.info("%s", _keys_text(len(self._keys)))
             if self._store is not None:
                 self._store.set_key_shares(self._keys.shares())
         except ConfigError as error:

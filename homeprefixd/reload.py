@@ -30,10 +30,19 @@ _RULES = "stable."  # settings of prompts' rules: all at run time
 
 
 class CurrentSettings:
-    """What the store is started with, at its first start and after a crash: changed by a reload."""
+    """What the store is started with, at its first start and after a crash: changed by a reload.
+
+    A store that is started with less than there was before can have as much again.
+    """
 
     def __init__(self, settings: StoreSettings) -> None:
         self.value = settings
+
+    def change(self, given: Mapping[str, Any]) -> None:
+        """`given`: fields of StoreSettings."""
+        old = self.value
+        hot_most, warm_most = max(old.hot, old.hot_most), max(old.warm, old.warm_most)
+        self.value = dataclasses.replace(old, hot_most=hot_most, warm_most=warm_most, **given)
 
     def command(self, descriptor: int) -> list[str]:
         """As `StoreSettings.command`."""
@@ -107,7 +116,7 @@ class Reloader:
         fields = {"cache.warm": "warm", "cache.hot": "hot", "cache.daily_writes": "daily_writes"}
         fields |= {"cache.scrub_rate": "scrub_rate", "log.level": "log_level"}
         given = {fields[name]: getattr(wanted, fields[name]) for name in now}
-        self._settings.value = dataclasses.replace(self._settings.value, **given)
+        self._settings.change(given)
         self._config = _with(self._config, new, now)
         for name in now:
             old, value = changed[name]

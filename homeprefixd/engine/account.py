@@ -39,7 +39,7 @@ class Accountant:
 
     def __init__(
         self,
-        piece: Callable[[int], bytes],
+        pieces: Callable[[Sequence[int]], list[bytes]],
         emit: Callable[[Frame], None],
         stored: Callable[[Space, bytes], bytes] = lambda space, tokens: b"",
         grain: int = 1,
@@ -47,13 +47,13 @@ class Accountant:
         trace: Callable[[Space, bytes], Traced | None] = lambda space, tokens: None,
         counters: defaultdict[str, float] | None = None,
     ) -> None:
-        """`piece`: bytes of a token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32 LE)
-        of the stored prompt that begins as the given ones, in a request's namespace; asked where none is remembered.
+        """`pieces`: bytes of each token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32
+        LE) of the stored prompt that begins as the given ones, in a request's namespace; asked if none is remembered.
         `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
         so nothing is said to be evicted. `trace`: what the store knows of why such tokens are not found; None: nothing.
         `counters` gets: accounts, account_seconds (by `clock`: of the thread's processor time).
         """
-        self._piece, self._emit, self._stored, self._clock = piece, emit, stored, clock
+        self._pieces, self._emit, self._stored, self._clock = pieces, emit, stored, clock
         self._trace = trace
         self._counters = defaultdict(float) if counters is None else counters
         self._grain = grain
@@ -111,7 +111,7 @@ class Accountant:
         self._emit(account)
 
     def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int], space: Space) -> Account:
-        pieces = [self._piece(token) for token in tokens]
+        pieces = self._pieces(tokens)
         text = b"".join(pieces).decode(errors="surrogateescape")
         prompt = Prompt(text, generate.messages, generate.tools or ())
         ends = _Ends(text, pieces)
@@ -163,7 +163,7 @@ class Accountant:
         common = common_tokens(tokens, new.tokens)
         if common < _LEAST_COMMON:
             return None
-        text = b"".join(map(self._piece, from_le(tokens))).decode(errors="surrogateescape")
+        text = b"".join(self._pieces(from_le(tokens))).decode(errors="surrogateescape")
         return Known("", new.client, new.space, Prompt(text), tokens, frozenset()), common
 
     @staticmethod

@@ -7,9 +7,9 @@ Model's tokenising may be used from any thread.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,18 @@ class FillTokens:
     file: int
 
 
+class _Pieces(dict[int, bytes]):
+    """Bytes of tokens, each asked for once. A plain look-up where it is known: prompts have thousands."""
+
+    def __init__(self, ask: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = self._ask(token)
+        return piece
+
+
 class Model:
     """A loaded model and its vocabulary."""
 
@@ -78,8 +90,8 @@ class Model:
         self.eos: int = C.llama_vocab_eos(self._vocab)
         self.add_bos: bool = C.llama_vocab_get_add_bos(self._vocab) and self.bos >= 0
         self.eog = frozenset(t for t in range(self.n_vocab) if C.llama_vocab_is_eog(self._vocab, t))
-        self._pieces: dict[int, bytes] = {}
-        self._pieces_special: dict[int, bytes] = {}
+        self._plain = _Pieces(partial(self._piece, special=False))
+        self._shown = _Pieces(partial(self._piece, special=True))
 
     @classmethod
     def load(
@@ -307,11 +319,11 @@ class Model:
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """Bytes of one token, not always whole characters. `special`: show control tokens, which else are b""."""
-        cache = self._pieces_special if special else self._pieces
-        known = cache.get(token)
-        if known is None:
-            known = cache[token] = self._piece(token, special)
-        return known
+        return (self._shown if special else self._plain)[token]
+
+    def pieces(self, tokens: Iterable[int]) -> list[bytes]:
+        """Bytes of each token, control tokens shown."""
+        return list(map(self._shown.__getitem__, tokens))
 
     def _piece(self, token: int, special: bool) -> bytes:
         room = 64

@@ -152,11 +152,11 @@ class Intake:
         match conversion:
             case Tokenize():
                 tokens = self._tokens_of_mixture(conversion)
-                pieces = [self._model.piece(token, special=True) for token in tokens] if conversion.with_pieces else []
+                pieces = self._model.pieces(tokens) if conversion.with_pieces else []
                 return Converted(rid, tokens=tokens, pieces=pieces)
             case Detokenize():
                 self._model.check_tokens(conversion.tokens)
-                data = b"".join(self._model.piece(token, special=True) for token in conversion.tokens)
+                data = b"".join(self._model.pieces(conversion.tokens))
                 return Converted(rid, text=data.decode(errors="replace"))
             case TokenizeRequest():
                 # who names an adapter that is not there is told so

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,8 @@ class Vocabulary(Protocol):
     def tokenize(self, text: str, *, add_bos: bool = True, parse_special: bool = True) -> list[int]: ...
 
     def piece(self, token: int, special: bool = False) -> bytes: ...
+
+    def pieces(self, tokens: Iterable[int]) -> list[bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Replay:
         if self._spell(stretches, data, row.length):
             best = max((self._matching(from_le(reply), data, row.length) for reply in row.replies), key=len, default=[])
             if best:
-                end = row.length + sum(len(self._model.piece(token, True)) for token in best)
+                end = row.length + sum(map(len, self._model.pieces(best)))
                 stretches.append(Stretch(row.length, end, to_le(best)))
             if not stretches:
                 return None
@@ -133,7 +135,7 @@ class Replay:
         for stretch in stretches:
             if not at <= stretch.start < stretch.end <= length or len(stretch.tokens) % 4:
                 return False
-            spelt = b"".join(self._model.piece(token, True) for token in from_le(stretch.tokens))
+            spelt = b"".join(self._model.pieces(from_le(stretch.tokens)))
             if spelt != data[stretch.start : stretch.end]:
                 return False
             at = stretch.end

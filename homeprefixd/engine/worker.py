@@ -10,7 +10,6 @@ and for a while the model's hash. Only this file builds things. Exit codes: 0 to
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import os
 import socket
@@ -464,8 +463,7 @@ def _accountant(
         namespace = namespaces.opened(space) if namespaces is not None else None
         return None if namespace is None else store.trace(namespace, tokens, _NEIGHBOUR_PATIENCE)
 
-    piece = functools.partial(model.piece, special=True)
-    return Accountant(piece, emit, stored, grain, trace=traced, counters=counters)
+    return Accountant(model.pieces, emit, stored, grain, trace=traced, counters=counters)
 
 
 def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:

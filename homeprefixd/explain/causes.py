@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..program import typed
+
 
 class Cause(NamedTuple):
     title: str  # follows "lost to"; {place} is where it stands
@@ -167,3 +169,8 @@ def title(cause: str, place: str) -> str:
     if cause == "evicted":
         place = f", as {place}" if place else ""
     return CAUSES[cause].title.format(place=place or ("" if cause == "evicted" else "the prompt"))
+
+
+def advice(cause: str) -> str:
+    """What to do about it. Commands stand there as they can be typed."""
+    return CAUSES[cause].advice.replace("`homeprefixd pin`", typed("pin"))

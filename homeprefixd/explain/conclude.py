@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..frames import Account, GateDecision, Timings
-from .causes import CAUSES, HARMLESS, REMOVALS, title
+from .causes import HARMLESS, REMOVALS, advice, title
 
 _SLACK = 8
 """Tokens that a template may write otherwise behind a reply, and the one that is always evaluated."""
@@ -104,7 +104,7 @@ def conclude(
         reused=reused,
         tokens_lost=lost,
         seconds_lost=seconds,
-        advice=CAUSES[cause].advice,
+        advice=advice(cause),
         rule=rule,
         setting=(finding.setting if finding is not None else "on") if rule else "",
         removed=account.gone.when if cause == "evicted" and account.gone is not None else 0.0,

@@ -71,12 +71,15 @@ class Memory:
         size = max(1, len(new.tokens) // 4)
         for known in reversed(self._known.values()):
             common = common_tokens(known.tokens, new.tokens)
+            same = known.space == new.space  # another's is of use only where there is none of its own
+            score = common / size + _SAME_CLIENT * (known.client == new.client)
+            if best is not None and (same, score + 1.0) < (best[0], best[1]):
+                continue  # it cannot be better, however alike
             both = len(known.words & new.words)
             likeness = both / max(1, min(len(known.words), len(new.words)))
             if common * 2 < size and likeness < _LEAST_LIKENESS:
                 continue
-            same = known.space == new.space  # another's is of use only where there is none of its own
-            score = common / size + likeness + _SAME_CLIENT * (known.client == new.client)
+            score += likeness
             if best is None or (same, score) > (best[0], best[1] + 1e-9 * (same == best[0])):  # of equals, the last
                 best = same, score, known, common
         return (best[2], best[3]) if best is not None else None

@@ -156,8 +156,10 @@ def _spanning(pattern: re.Pattern[str], text: str, at: int) -> str | None:
 
 def _both(patterns: tuple[re.Pattern[str], ...], a: str, b: str, at: int, cause: str) -> Volatile | None:
     before = next(filter(None, (_spanning(pattern, a, at) for pattern in patterns)), None)
+    if before is None:
+        return None
     after = next(filter(None, (_spanning(pattern, b, at) for pattern in patterns)), None)
-    return Volatile(cause, before, after) if before and after and before != after else None
+    return Volatile(cause, before, after) if after and before != after else None
 
 
 def _unix(a: str, b: str, at: int) -> Volatile | None:

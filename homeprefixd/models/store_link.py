@@ -85,7 +85,10 @@ Reply = TypeVar("Reply", bound=Frame)
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """What the store process is told at its start. Sizes in bytes, all resolved."""
+    """What the store process is told at its start. Sizes in bytes, all resolved.
+
+    `hot_most`, `warm_most`: what `hot` and `warm` may become while it runs, where that is more.
+    """
 
     directory: Path
     hot: int
@@ -98,6 +101,8 @@ class StoreSettings:
     min_free: int = 0
     preload: int = 0
     scrub_rate: int = 8 << 20
+    hot_most: int = 0
+    warm_most: int = 0
 
     def command(self, descriptor: int) -> list[str]:
         """Its command line; `descriptor` is its end of the daemon's connection."""
@@ -107,6 +112,8 @@ class StoreSettings:
             *("--cache-dir", str(self.directory)),
             *("--hot", str(self.hot)),
             *("--warm", str(self.warm)),
+            *("--hot-most", str(self.hot_most)),
+            *("--warm-most", str(self.warm_most)),
             *("--compression", str(self.compression)),
             *("--tail-delay", str(self.tail_delay)),
             *("--write-queue", str(self.write_queue)),

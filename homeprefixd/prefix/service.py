@@ -154,14 +154,15 @@ def run(arguments: argparse.Namespace) -> bool:
         if arguments.read_only:
             disk = open_to_read(directory)
         else:
-            disk = open_disk(directory, limit=arguments.warm, level=arguments.compression, min_free=arguments.min_free)
+            most = max(arguments.warm, arguments.warm_most)
+            disk = open_disk(directory, limit=most, level=arguments.compression, min_free=arguments.min_free)
     elif arguments.existing:
         raise StoreError(f"{arguments.cache_dir}: the warm tier is off (warm = 0), there is no store to open")
     if directory is not None and not arguments.read_only and (crash_file := directory.crash_file()) is not None:
         faulthandler.enable(crash_file)
     writer = Writer()
     cache = Cache(
-        Arena(arguments.hot),
+        Arena(max(arguments.hot, arguments.hot_most)),
         disk,
         policy=Worth(),
         write_queue=arguments.write_queue,
@@ -172,6 +173,9 @@ def run(arguments: argparse.Namespace) -> bool:
         corrupted=lambda error: _end_at_once(directory, error),
     )
     service = Service(cache, writer, scrub_rate=arguments.scrub_rate, preload=arguments.preload)
+    service.relief.bound(arguments.hot)
+    if disk is not None and not disk.read_only:
+        cache.resize(arguments.warm)
     service.readers.start()
     writer.start(cache)
     service.scrubber.start()
@@ -205,6 +209,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cache-dir", required=True)
     parser.add_argument("--hot", type=int, required=True, help="bytes of RAM")
     parser.add_argument("--warm", type=int, required=True, help="bytes of disk; 0: none")
+    parser.add_argument("--hot-most", type=int, default=0, help="bytes that --hot may become; 0: no more than it is")
+    parser.add_argument("--warm-most", type=int, default=0, help="bytes that --warm may become; 0: no more than it is")
     parser.add_argument("--compression", type=int, default=1, help="zstd level; 0: none")
     parser.add_argument("--tail-delay", type=float, default=2.0, help="seconds")
     parser.add_argument("--write-queue", type=int, default=0, help="bytes; 0: half of --hot")

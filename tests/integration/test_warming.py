@@ -134,8 +134,8 @@ def hangup() -> Iterator[None]:
 
 def test_sighup(demo_model: Path, tmp_path: Path, hangup: None) -> None:
     config = tmp_path / "config.toml"
-    config.write_text("[cache]\nwarm = '40MiB'\n")
-    flags = ["--model", str(demo_model), "--config", str(config), *FLAGS, "--hot", "32MiB"]
+    config.write_text("[cache]\nwarm = '40MiB'\nhot = '32MiB'\n")
+    flags = ["--model", str(demo_model), "--config", str(config), *FLAGS]
     with homeprefixd(tmp_path / "cache", *flags) as server:
         assert server.process is not None
 
@@ -144,25 +144,30 @@ def test_sighup(demo_model: Path, tmp_path: Path, hangup: None) -> None:
             assert server.process is not None
             os.kill(server.process.pid, signal.SIGHUP)
 
-        def limit() -> int:
-            return int(server.get("/cache/stats")["warm"]["limit"])
+        def limits() -> tuple[float, float]:
+            figures = server.get("/cache/stats")
+            return figures["warm"]["limit"] / (1 << 20), figures["hot"]["allowance"] / (1 << 20)
 
-        assert limit() == 40 << 20
-        reload("[cache]\nwarm = '20MiB'\ndaily_writes = '1GB'\n[model]\nmax_queue = 7\n[log]\nlevel = 'debug'\n")
-        wait_until(lambda: limit() == 20 << 20, "the budget is smaller")
+        assert limits() == (40, 32)
+        others = "daily_writes = '1GB'\n[model]\nmax_queue = 7\n[log]\nlevel = 'debug'\n"
+        reload(f"[cache]\nwarm = '20MiB'\nhot = '16MiB'\n{others}")
+        wait_until(lambda: limits() == (20, 16), "the budgets are smaller")
         assert server.get("/cache/stats")["writes"]["daily_limit"] == 10**9
         assert "model.max_queue" in server.log.read_text()
         reload("[cache]\nworm = 5\n")
         wait_until(lambda: "the old one stays" in server.log.read_text(), "the file is refused")
-        assert limit() == 20 << 20
-        reload("[cache]\nwarm = '30MiB'\n")
-        wait_until(lambda: limit() == 30 << 20, "the budget is larger again")
-        # the store that comes after a crash has it, too
+        assert limits() == (20, 16)
+        reload("[cache]\nwarm = '30MiB'\nhot = '16MiB'\n")
+        wait_until(lambda: limits() == (30, 16), "one of them is larger again")
+        # the store that comes after a crash has them, too
         store = next(
             c for c in psutil.Process(server.process.pid).children() if "prefix.service" in " ".join(c.cmdline())
         )
         before = server.get("/cache/stats")["store_id"]
         store.kill()
         wait_until(lambda: is_another(server, before), "the store is back")
-        assert limit() == 30 << 20
+        assert limits() == (30, 16)
+        reload("[cache]\nwarm = '40MiB'\nhot = '32MiB'\n")
+        wait_until(lambda: limits() == (40, 32), "they are what they were at first")
+        assert "until the next start" not in server.log.read_text()
         assert server.stop() == 0

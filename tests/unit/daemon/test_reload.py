@@ -84,7 +84,9 @@ def with_cache(**changes: Any) -> Config:
 
 async def test_only_what_has_changed_is_told(scene: Scene) -> None:
     assert await scene.reload(with_cache(warm=60 * MIB)) == [Resize(0, 60 * MIB)]
-    assert scene.settings.value == dataclasses.replace(settings_of(OLD), warm=60 * MIB)
+    assert scene.settings.value == dataclasses.replace(
+        settings_of(OLD), warm=60 * MIB, warm_most=100 * MIB, hot_most=50 * MIB
+    )
     assert await scene.reload(with_cache(warm=60 * MIB, daily_writes=5)) == [Resize(0, 0, daily_writes=5)]
     assert await scene.reload(with_cache(warm=60 * MIB, daily_writes=0, scrub_rate=0)) == [
         Resize(0, 0, daily_writes=0, scrub_rate=0)
@@ -145,6 +147,13 @@ async def test_a_store_that_is_away_is_started_with_it(scene: Scene) -> None:
     scene.store.away = True
     await scene.reload(with_cache(warm=60 * MIB))
     assert scene.settings.value.warm == 60 * MIB
+
+
+async def test_a_store_that_is_started_with_less_may_have_as_much_again(scene: Scene) -> None:
+    for size in (60, 130, 20):
+        await scene.reload(with_cache(warm=size * MIB, hot=size * MIB // 2))
+    now = scene.settings.value
+    assert (now.warm, now.warm_most, now.hot, now.hot_most) == (20 * MIB, 130 * MIB, 10 * MIB, 65 * MIB)
 
 
 async def test_sizes_left_to_the_machine(scene: Scene) -> None:

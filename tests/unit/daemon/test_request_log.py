@@ -41,4 +41,4 @@ def test_keys_that_there_are_not_are_not_told(tmp_path: Path, caplog: pytest.Log
     file.write_text('[[key]]\nname = "phone"\nkey = "a-long-random-text-or-so"\n')
     daemon._keys = KeyRing(file)
     daemon.reload_keys()
-    assert "1 API key" in caplog.text
+    assert caplog.messages[-1] == "1 API key"

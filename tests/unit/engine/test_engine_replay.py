@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -31,6 +32,9 @@ class Letters:
 
     def piece(self, token: int, special: bool = False) -> bytes:
         return bytes([token]) if token < 256 else self.words[token - 256]
+
+    def pieces(self, tokens: Iterable[int]) -> list[bytes]:
+        return list(map(self.piece, tokens))
 
     def tokenize(self, text: str, *, add_bos: bool = True, parse_special: bool = True) -> list[int]:
         data = text.encode("utf-8", "surrogatepass")

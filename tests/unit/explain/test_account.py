@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -55,7 +56,10 @@ class Worker:
         self.frames: list[Frame] = []
         self.asked = 0
         self._stored = stored
-        self.accountant = Accountant(lambda token: self.words.pieces[token], self.frames.append, self._neighbour, grain)
+        self.accountant = Accountant(self._pieces, self.frames.append, self._neighbour, grain)
+
+    def _pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        return [self.words.pieces[token] for token in tokens]
 
     def _neighbour(self, salt: str, tokens: bytes) -> bytes:
         self.asked += 1
