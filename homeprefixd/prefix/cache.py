@@ -1,4 +1,4 @@
-"""The prefix cache: match, load, save, move between tiers, leases, purge.
+"""The prefix cache: what all parts of it share, and what its clients ask of it.
 
 Knows no sockets and no processes. Thread-safe: any thread may call it, but the methods marked *writer* belong to one
 thread, the only one that changes the disk. The lock is never held while the disk is written or a payload is read, so
@@ -18,17 +18,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from ..frames import NewNode, PlanNode
+from ..frames import NewNode
 from .arena import Arena, pages
-from .blocks import Namespace, TokensBE, edges_of, swap
+from .blocks import Namespace
 from .codec import Decoder
 from .committing import Committing
 from .disk import Disk, DiskFullError, DiskTroubleError, Touch
 from .disk_file import is_corruption
-from .hot import Extent, HotNode, HotTier, run_of
+from .hot import Extent, HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
+from .matching import Matching
 from .pins import Pins
 from .policy import Evicted, Policy
 from .rates import ReadRate
@@ -36,18 +37,14 @@ from .recent import Recent
 from .registry import Registry
 from .removals import ROW_BYTES, Removals, Why
 from .replies import Replies
-from .resuming import Found, find
 from .runs import Layouts
 from .session import Session
 from .shares import Account
-from .tree import LockedTable, NodeTable, Placed, Record
+from .tree import NodeTable, Placed, Record
 from .usage import Usage
 from .warm_table import WarmTable
 from .write_behind import WriteBehind
 from .write_queue import WriteQueue
-
-_LEAST_WINDOW = 2  # nodes: where there is not so much for a match, its nodes come one by one, when it has its turn
-_WHOLE = 0.75  # of what RAM may be used: a match that takes more is streamed
 
 MAX_TOUCHES = 20_000
 """Nodes whose last use is remembered until it is written; more are forgotten, oldest first."""
@@ -151,6 +148,7 @@ class Cache:
         self.recent = Recent()
         self.read_rate = ReadRate()
         self.pins = Pins(self, disk, wall)
+        self._matching = Matching(self, disk)
         self._loading = Loading(self, disk)
         self._committing = Committing(self, disk)
         self._behind = WriteBehind(self, disk, daily_writes) if disk is not None and not disk.read_only else None
@@ -195,126 +193,15 @@ class Cache:
         self, namespace: bytes, tokens: bytes, *, limit: int, exact: bool, load: bool, session: Session | None = None
     ) -> Lease:
         """How far are `tokens` (u32 LE) known? With `load`, the nodes are leased to `session` until `release`."""
-        wanted = TokensBE(swap(tokens[: max(0, limit) * 4]))
-        state = self._state()
-        found = self._match_unlocked(namespace, wanted, limit, exact) if self.disk is not None else None
-        lease = Lease([], [])
-        now = self.wall()
-        with self.lock:
-            if found is None or state != self._state():  # what was read meanwhile is in the page cache now
-                found = self._match(namespace, wanted, limit, exact)
-            lease.known = found.known
-            if load:
-                lease.window, lease.claim = self._window(found)
-            ahead = 0
-            for node, use in found.steps:
-                hot = self.hot.by_key.get(node.record.key)
-                record = hot.node.record if hot else node.record
-                offset, run = -1, (0, 1, 0)
-                ahead += record.size
-                # of a streamed one what comes later is not kept yet, but where it would be lost
-                if load and hot is not None and (not lease.window or ahead <= lease.window or not hot.warm):
-                    self.hot.lease(hot)
-                    lease.held[len(lease.plan)] = hot
-                    offset, run = hot.offset, run_of(hot)
-                if load:
-                    self.touch(record, hot, now)
-                tier: Literal["hot", "warm"] = "hot" if hot else "warm"
-                lease.places.append(node.tree_key)
-                count = 0 if node.is_edge else node.length
-                planned = (record.key, record.start, count, use, tier, record.size, record.grid, offset, node.is_edge)
-                lease.plan.append(PlanNode(*planned, *run))
-            if load:
-                self._count_lookup(lease)
-                if session is not None:
-                    session.leases.add(lease)
-        return lease
-
-    def _window(self, found: Found) -> tuple[int, int]:
-        """Bytes of a match that are kept in RAM at a time; 0 where it can be kept whole, or is there already.
-
-        Also `Lease.claim`. A part of what others leave free stays free, so that each goes on, if slowly.
-        """
-        missing = total = 0
-        for node, _use in found.steps:
-            total += pages(node.record.size)
-            missing += node.record.key not in self.hot.by_key
-        if not missing:
-            return 0, 0
-        claimed = self._claimed()
-        free = max(0, self.arena.allowance - claimed)
-        least = _LEAST_WINDOW * max(pages(node.record.size) for node, _use in found.steps)
-        if total <= free * _WHOLE and (free - total >= least or not claimed):
-            return 0, total
-        window = free // 2
-        return (window, window) if window >= least else (1, 1)  # what is left is for those whose turn it is
-
-    def _claimed(self) -> int:
-        """Bytes of RAM that matches hold, or may come to hold."""
-        claims, held = 0, set[HotNode]()
-        for lease in self._leases():
-            claims += lease.claim
-            if not lease.claim:
-                held.update(lease.held.values())
-        return claims + sum(pages(hot.size) for hot in held)
-
-    def _leases(self) -> Iterator[Lease]:
-        return (lease for session in self.sessions for lease in session.leases if not lease.released)
-
-    def others_hold(self, lease: Lease) -> bool:
-        """Whether another match keeps nodes in RAM, which will be free once it is released. With the lock held."""
-        return any(other.held or other.coming for other in self._leases() if other is not lease)
+        return self._matching.lookup(namespace, tokens, limit, exact, session, load)
 
     def taken(self, lease: Lease, count: int) -> None:
         """Of a streamed match the first `count` nodes were imported: they need not be kept any more."""
-        with self.lock:
-            if not lease.streamed or lease.released:
-                return
-            lease.wanted = True
-            for index in [index for index in lease.held if index < count]:
-                self.hot.release(lease.held.pop(index))
-            lease.progress = max(lease.progress, count)
+        self._matching.taken(lease, count)
 
-    def _state(self) -> tuple[int, int]:
-        """Differs from an earlier one if nodes have left either tier since."""
-        return self.removals, self.hot.departures
-
-    def _match_unlocked(self, namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> Found | None:
-        """A match without holding the lock while the disk is read: on a cold disk that takes tens of milliseconds.
-
-        It is right if no node has left a tier meanwhile (`_state`): one that moved from RAM to disk after the disk's
-        transaction began is still in RAM then.
-        """
-        if self.disk is None:
-            return None
-        try:
-            with self.disk.table(self.hidden) as warm:
-                return self._find([LockedTable(self.hot.table, self.lock), warm], namespace, wanted, limit, exact)
-        except Exception as error:
-            log.debug("looking up failed, it is tried again: %s", error)
-            return None
-
-    def _match(self, namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> Found:
-        try:
-            with self.view() as (tables, _warm):
-                return self._find(tables, namespace, wanted, limit, exact)
-        except Exception as error:
-            self.trouble("looking up", error)
-            return self._find([self.hot.table], namespace, wanted, limit, exact)
-
-    def _find(self, tables: Sequence[NodeTable], namespace: bytes, wanted: TokensBE, limit: int, exact: bool) -> Found:
-        edges = edges_of(self.namespaces.get(namespace, {}))
-        window = edges.window if edges is not None else None
-        return find(tables, namespace, wanted, limit=limit, exact=exact, window=window)
-
-    def _count_lookup(self, lease: Lease) -> None:
-        self.counters.lookups += 1
-        self.counters.hits += bool(lease.plan)
-        for node in lease.plan:
-            if node.tier == "hot":
-                self.counters.tokens_matched_hot += node.use
-            else:
-                self.counters.tokens_matched_warm += node.use
+    def others_hold(self, lease: Lease) -> bool:
+        """Whether another match keeps nodes in RAM, which will be free once it is released. With the lock held."""
+        return self._matching.others_hold(lease)
 
     def touch(self, record: Record, hot: HotNode | None, now: float) -> None:
         """A node was used. With the lock held."""
