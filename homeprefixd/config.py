@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
-KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 KV_TYPES_WITHOUT_FLASH = ("f16", "bf16", "f32")
-"""Types of K and V that llama.cpp can use without flash attention."""
+"""Types that V can have without flash attention in llama.cpp. K can have any."""
 
 GPU_LAYERS_AUTO = -2
 """`model.gpu_layers`, written as `auto`: as many as fit the devices' free memory."""
@@ -54,6 +54,15 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alias: str = ""  # a name of the model with this adapter; "": `MODEL:ID`
 
 
+class ControlVectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A control vector of a model: directions that are added to what its layers put out, in every request."""
+
+    path: str  # a GGUF, as llama.cpp's cvector-generator makes it
+    scale: float = 1.0  # 0: not used
+    first_layer: int = 0  # that it is added to, counted from 0 as llama.cpp counts; 0: from 1 on, as 0 has none
+    last_layer: int = 0  # 0: to the model's last
+
+
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model and its context: the main one, and what those of `models` have where they say nothing else."""
 
@@ -64,8 +73,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallel: int = 0  # requests that run at once; 0: AT_ONCE, or FULL where each needs memory of its own
     threads: int = 0  # 0: physical cores
     batch: int = 256  # longest prefill call, in tokens, a multiple of 64
-    kv_type: str = "f16"
-    flash_attention: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU, and for quantised K and V
+    kv_type: str = "f16"  # of K, and of V where `kv_type_v` says nothing
+    kv_type_v: str = ""  # of V; "": as `kv_type`
+    flash_attention: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU, and for a quantised V
     gpu_layers: int = 0  # -1: all; GPU_LAYERS_AUTO: as many as fit
     device: str = ""  # names of llama.cpp's devices, with commas between; "": all
     chat_template: str = ""  # path of a jinja template, or its text; "": the model's own
@@ -76,6 +86,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #                          PINNED: it is loaded at the start and stays
     cache_share: int = 0  # percent of `cache.warm` that its prefixes may take; 0: no bound
     adapters: list[AdapterConfig] = []  # LoRA adapters that its requests can choose
+    control_vectors: list[ControlVectorConfig] = []  # of all its requests, added up
+
+    @property
+    def type_v(self) -> str:
+        """Of V, as resolved."""
+        return self.kv_type_v or self.kv_type
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ import msgspec
 
 from .config import GPU_LAYERS_AUTO, KV_TYPES, KV_TYPES_WITHOUT_FLASH, PINNED, Config
 from .config_adapters import AdaptersError, parse_adapters
+from .config_vectors import VectorsError, parse_vectors
 from .errors import ConfigError
 from .program import VARIABLE as PROGRAM
 from .program import typed
@@ -78,10 +79,10 @@ _AUTOMATIC = frozenset(
 MODEL_LIST = "models.list"
 """The one setting that is a list: tables with the settings of `[model]`, in the file only."""
 
-ADAPTERS = "model.adapters"
-"""The one setting that is a list of a model: tables, in TOML also where a variable gives it."""
+ADAPTERS, CONTROL_VECTORS = "model.adapters", "model.control_vectors"
+"""The settings of a model that are lists: tables with a `path`, in TOML also where a variable gives them."""
 
-_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template", "cache_share", "adapters")
+_OF_ONE_MODEL = ("path", "alias", "keep_alive", "chat_template", "cache_share", "adapters", "control_vectors")
 """Settings of `[model]` that are not those of `[[models.list]]` too, where a table says nothing."""
 _UNITS = {
     unit.lower(): factor
@@ -103,7 +104,7 @@ class Key:
 
     section: str
     name: str
-    kind: Literal["str", "int", "float", "bool", "size", "choice", "adapters"]
+    kind: Literal["str", "int", "float", "bool", "size", "choice", "adapters", "control_vectors"]
     default: Any
     choices: tuple[str, ...] = ()
 
@@ -179,8 +180,12 @@ def _key(section: str, item: msgspec.structs.FieldInfo) -> Key:
         return Key(section, item.name, "choice", item.default, tuple(typing.get_args(item.type)))
     if path == "model.kv_type":
         return Key(section, item.name, "choice", item.default, KV_TYPES)
+    if path == "model.kv_type_v":
+        return Key(section, item.name, "choice", item.default, (*KV_TYPES, ""))
     if path == ADAPTERS:
         return Key(section, item.name, "adapters", [])
+    if path == CONTROL_VECTORS:
+        return Key(section, item.name, "control_vectors", [])
     if path in _SIZES:
         return Key(section, item.name, "size", item.default)
     return Key(section, item.name, item.type.__name__, item.default)
@@ -440,7 +445,8 @@ def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> A
             return _text(key, value, origin)
         case "choice":
             near = _near(value, key.choices) if isinstance(value, str) else ""
-            return value if value in key.choices else _refuse(origin, key.path, value, ", ".join(key.choices) + near)
+            allowed = ", ".join(choice or "empty" for choice in key.choices)
+            return value if value in key.choices else _refuse(origin, key.path, value, allowed + near)
         case "int":
             return _whole(key, value, origin)
         case "float":
@@ -453,6 +459,11 @@ def _parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> A
             try:
                 return parse_adapters(value)
             except AdaptersError as error:
+                raise ConfigError(f"{origin}: {key.path}: {error}", param=key.path) from error
+        case "control_vectors":
+            try:
+                return parse_vectors(value)
+            except VectorsError as error:
                 raise ConfigError(f"{origin}: {key.path}: {error}", param=key.path) from error
 
 
@@ -551,10 +562,11 @@ def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: 
         if origins[path].kind == "file" and file is not None:
             place = file.absolute().parent / place
         values[path] = str(place.absolute())
-    beside = file.absolute().parent if origins[ADAPTERS].kind == "file" and file is not None else Path()
-    values[ADAPTERS] = [
-        {**one, "path": str((beside / Path(one["path"]).expanduser()).absolute())} for one in values[ADAPTERS]
-    ]
+    for path in (ADAPTERS, CONTROL_VECTORS):
+        beside = file.absolute().parent if origins[path].kind == "file" and file is not None else Path()
+        values[path] = [
+            {**one, "path": str((beside / Path(one["path"]).expanduser()).absolute())} for one in values[path]
+        ]
 
 
 def _resolve_percent(
@@ -636,12 +648,13 @@ def _check(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
     for path, (holds, allowed) in _CHECKS.items():
         if not holds(values[path]):
             _refuse(origins[path], path, values[path], allowed)
-    if values["model.kv_type"] not in KV_TYPES_WITHOUT_FLASH and values["model.flash_attention"] == "off":
+    of_v = "model.kv_type_v" if values["model.kv_type_v"] else "model.kv_type"
+    if values[of_v] not in KV_TYPES_WITHOUT_FLASH and values["model.flash_attention"] == "off":
         raise ConfigError(
-            f"{origins['model.kv_type']}: model.kv_type {values['model.kv_type']!r} needs flash attention, which is off"
-            f" by {origins['model.flash_attention']}; set model.flash_attention = 'on', or one of"
+            f"{origins[of_v]}: {of_v} {values[of_v]!r} needs flash attention, which is off by"
+            f" {origins['model.flash_attention']}; set model.flash_attention = 'on', or model.kv_type_v to one of"
             f" {', '.join(KV_TYPES_WITHOUT_FLASH)}",
-            param="model.kv_type",
+            param=of_v,
         )
     if values["server.tls_key"] and not values["server.tls_cert"]:
         raise ConfigError(

@@ -27,6 +27,7 @@ from .config import CacheConfig, Config, ModelsConfig, RecordsConfig, ServerConf
 from .config_file import Applied, apply_rule
 from .config_sources import OWNER_FD, cache_directory
 from .errors import ConfigError, StoreError, UnavailableError
+from .last_loads import LastLoads
 from .models.catalog import Catalog
 from .models.loading import Budget, load_frame, worker_command
 from .models.pool import Pool
@@ -223,9 +224,10 @@ def _create_app(
     recording: RecordsConfig | None = None,
     directory: Path | None = None,
 ) -> web.Application:
-    """`directory`: where the day's figures are kept; None: they are not."""
+    """`directory`: where the day's figures are kept, and what models were when they were loaded; None: nowhere."""
     from .api.app import create_app  # late: the store starts while this is imported
     from .api.figures_file import FIGURES_FILE, FiguresFile
+    from .api.keys import LAST_LOADS
     from .api.record_file import recorded
 
     def path_of(model: str) -> str:
@@ -234,7 +236,10 @@ def _create_app(
     figures = None if directory is None else FiguresFile(directory / FIGURES_FILE)
     name = socket.gethostname()
     kept = recorded(recording, figures, path_of)
-    return create_app(backend, admin, server, hosts=(name, f"{name}.local"), keys=keys, records=kept)
+    app = create_app(backend, admin, server, hosts=(name, f"{name}.local"), keys=keys, records=kept)
+    if directory is not None:
+        app[LAST_LOADS] = LastLoads(directory)
+    return app
 
 
 class Daemon:

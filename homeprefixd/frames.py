@@ -66,6 +66,16 @@ class LoraChoice(msgspec.Struct, frozen=True):
     scale: float | None = None  # None: the adapter's own
 
 
+class ControlVector(msgspec.Struct, frozen=True):
+    """A control vector of a model: as configured, or (with `sha256`) as it is applied."""
+
+    path: str
+    scale: float
+    first: int = 0  # layers that it is added to; as configured, 0: from 1 on, and to the last
+    last: int = 0
+    sha256: str = ""  # of its file's content
+
+
 class LoadModel(Frame):
     """First frame to a worker: what to load. Sizes in bytes, counts in tokens; 0 means "decide"."""
 
@@ -77,7 +87,7 @@ class LoadModel(Frame):
     parallel: int  # sequences that may run at once; 0: what suits the model
     threads: int
     batch: int  # longest prefill call, a multiple of 64
-    kv_type: str  # f16, bf16, f32, q8_0, q4_0, ...
+    kv_type: str  # f16, bf16, f32, q8_0, q4_0, ...: of K, and of V where `kv_type_v` is ""
     flash_attention: bool
     gpu_layers: int
     chat_template: str  # path or text of a template that replaces the model's own; "" keeps it
@@ -93,6 +103,8 @@ class LoadModel(Frame):
     flash_if_gpu: bool = False  # flash attention also if layers come to lie on a GPU
     replay: bool = True  # prompts that repeat what was generated are made of the tokens that were generated
     adapters: list[AdapterFile] = []
+    kv_type_v: str = ""  # of V; "": as `kv_type`
+    control_vectors: list[ControlVector] = []
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -294,6 +306,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     least: int = 0  # tokens of a match that is worth anything
     mismatch: list[str] = []  # fields in which stored prefixes of the same file differ, none of which can be used
     adapters: list[AdapterInfo] = []
+    control_vectors: list[ControlVector] = []  # as they are applied
 
 
 class Ready(Frame):

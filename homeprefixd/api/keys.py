@@ -9,6 +9,7 @@ from aiohttp import web
 
 from ..config import ServerConfig
 from ..config_file import Applied
+from ..last_loads import LastLoads
 from ..models.backend import Backend, CacheAdmin
 from .observed import Observations
 from .records import Records
@@ -18,6 +19,9 @@ OBSERVATIONS: web.AppKey[Observations] = web.AppKey("observations")
 RECORDS: web.AppKey[Records] = web.AppKey("records")
 APPLY_RULE: web.AppKey[Callable[[str, str], Awaitable[Applied]]] = web.AppKey("apply_rule")
 """Takes a rule of `[stable]` and what it is set to; not there where the daemon cannot read its settings again."""
+
+LAST_LOADS: web.AppKey[LastLoads] = web.AppKey("last_loads")
+"""What models were when they were loaded last; not there without a cache directory."""
 
 ADMIN: web.AppKey[CacheAdmin] = web.AppKey("admin")
 CONFIG: web.AppKey[ServerConfig] = web.AppKey("config")

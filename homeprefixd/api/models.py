@@ -5,6 +5,8 @@ Models are loaded and unloaded here by hand, too: `/models/load` and `/models/un
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,12 +14,13 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import UnavailableError
+from ..last_loads import LastLoad, described
 from ..models.backend import Backend, KnownModel
 from . import fields, page
 from . import reply_shapes as shape
 from .errors import json_response, read_body
 from .fields import Number
-from .keys import BACKEND
+from .keys import BACKEND, LAST_LOADS
 from .ollama_models import GREETING
 from .operation import PLAIN, Operation, both
 
@@ -55,11 +58,12 @@ def _model(known: KnownModel) -> dict[str, Any]:
     return shown
 
 
-def _details(known: KnownModel) -> dict[str, Any]:
-    """For those who administrate."""
-    info = known.info
+def _details(known: KnownModel, last: LastLoad | None = None) -> dict[str, Any]:
+    """For those who administrate. `last`: what it was when it was loaded last, where it is not now."""
+    info = known.info or (last.info if last is not None else None)
     return {
         **_model(known),
+        "as_of": None if known.info is not None or last is None else last.at,
         "path": known.path,
         "bytes": known.size,
         "progress": known.progress,
@@ -68,11 +72,7 @@ def _details(known: KnownModel) -> dict[str, Any]:
         "memory": known.memory,
         "requests": known.requests,
         "expires": known.expires,
-        "cache_mode": info.cache_mode if info is not None else "",
-        "cache_reason": info.cache_reason if info is not None else "",
-        "namespace": info.namespace if info is not None else {},
-        "mismatch": info.mismatch if info is not None else [],
-        "adapters": [msgspec.to_builtins(adapter) for adapter in info.adapters] if info is not None else [],
+        **described(info),
     }
 
 
@@ -109,8 +109,15 @@ async def model(request: web.Request) -> web.Response:
 
 
 async def details(request: web.Request) -> web.Response:
-    """`GET /models/details`: all models, with what is known of each: path, memory, namespace."""
-    return json_response({"models": [_details(known) for known in request.app[BACKEND].known() if not known.of]})
+    """`GET /models/details`: all models, with what is known of each: path, memory, namespace.
+
+    Of one that is not loaded, as it was loaded last; `as_of` says when that was (Unix time), else it is null.
+    """
+    found = [known for known in request.app[BACKEND].known() if not known.of]
+    loads = request.app.get(LAST_LOADS)
+    unloaded = [(known.alias, Path(known.path)) for known in found if known.info is None]
+    last = await asyncio.to_thread(loads.recall, unloaded) if loads is not None and unloaded else {}
+    return json_response({"models": [_details(known, last.get(known.alias)) for known in found]})
 
 
 async def load(request: web.Request) -> web.Response:

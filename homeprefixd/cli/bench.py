@@ -120,6 +120,29 @@ def profile(streams: int, tokens: int, as_json: bool, **given: str | None) -> No
 
 @bench.command()
 @setting_flags("--model", "--threads")
+@click.option("--other", metavar="FILE", type=Path, help="The model B.  [default: the same file by another name]")
+@click.option("--rounds", metavar="N", default=5, show_default=True, help="How often A is swapped out and back.")
+@json_flag
+def swap(other: Path | None, rounds: int, as_json: bool, **given: str | None) -> int:
+    """Two models with memory for one, asked A, B, A: is A's prefix hot when it is back?
+
+    What its first request waits for beside the loading itself, against a hot hit on a model that stays loaded.
+    """
+    from ..bench.swap import measure
+
+    if not 1 <= rounds <= 1000:
+        raise click.UsageError(f"--rounds cannot be {rounds}; allowed: 1 to 1000")
+    if other is not None and not other.is_file():
+        raise click.UsageError(f"--other: there is no file {other}")
+    progress = ProgressLine()
+    absolute = other.absolute() if other is not None else None
+    rows = measure(model_path(given), absolute, thread_count(given), rounds, progress.show)
+    progress.clear()
+    return judged(rows, as_json)
+
+
+@bench.command()
+@setting_flags("--model", "--threads")
 @json_flag
 def codec(as_json: bool, **given: str | None) -> None:
     """What the store's compression gains and costs, for K and V, f16 and q8_0."""

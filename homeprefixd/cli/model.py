@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,10 +82,14 @@ def ls(url: str | None, as_json: bool, **given: str | None) -> None:
 
 
 def _configured(given: Mapping[str, str | None]) -> list[dict[str, Any]]:
-    """What a daemon with these settings would have, none of it loaded."""
+    """What a daemon with these settings would have, none of it loaded; as it was loaded last."""
+    from ..last_loads import LastLoads, described
     from ..models.catalog import Catalog
 
     config = load_settings(given).config
+    specs = Catalog.from_config(config.model, config.models).specs
+    directory = cache_directory(config.cache.dir, os.environ)
+    last = LastLoads(directory).recall((spec.alias, spec.path) for spec in specs)
     return [
         {
             "id": spec.alias,
@@ -97,8 +102,10 @@ def _configured(given: Mapping[str, str | None]) -> list[dict[str, Any]]:
             "memory": 0,
             "requests": 0,
             "expires": None,
+            "as_of": last[spec.alias].at if spec.alias in last else None,
+            **described(last[spec.alias].info if spec.alias in last else None),
         }
-        for spec in Catalog.from_config(config.model, config.models).specs
+        for spec in specs
     ]
 
 
@@ -139,9 +146,13 @@ def unload(name: str, url: str | None, as_json: bool, **given: str | None) -> No
 def show(name: str, url: str | None, as_json: bool, **given: str | None) -> None:
     """Show what is known of a model, and what its cached prefixes depend on (its namespace).
 
-    Where prefixes are stored for the same file that cannot be used, the fields in which they differ are named.
+    Where prefixes are stored for the same file that cannot be used, the fields in which they differ are named. Of one
+    that is not loaded, or where no daemon runs, it is shown as it was loaded last.
     """
-    models = _details(daemon_of(url, given))
+    if url is None:
+        loaded = load_settings(given)
+        url = running_daemon(cache_directory(loaded.config.cache.dir, os.environ))
+    models = _details(url) if url is not None else _configured(given)
     one = next((found for found in models if found["id"] == name), None)
     if one is None:
         known = ", ".join(found["id"] for found in models) or "none"
@@ -153,12 +164,19 @@ def show(name: str, url: str | None, as_json: bool, **given: str | None) -> None
     rows = [("model", one["id"]), ("file", one["path"]), ("size", size_text(one["bytes"]))]
     rows += [("state", one["status"]["value"] + (f": {one['reason']}" if one["reason"] else ""))]
     rows += [(key, str(value)) for key, value in one.get("meta", {}).items() if key != "size"]
+    if one.get("as_of"):
+        when = datetime.fromtimestamp(one["as_of"], UTC).astimezone()
+        rows.append(("as of the last load", f"{when:%Y-%m-%d %H:%M}: all that follows"))
     if one.get("cache_mode"):
         rows.append(("reuse", one["cache_mode"] + (f": {one['cache_reason']}" if one["cache_reason"] else "")))
     for adapter in one.get("adapters", []):
         content = adapter["problem"] or f"sha256 {adapter['sha256'] or 'not known yet'}"
         usual = ", used where a request names none" if adapter["default"] else ""
         rows.append((f"adapter {adapter['id']}", f"{adapter['path']} at {adapter['scale']:g}{usual}: {content}"))
+    for vector in one.get("control_vectors", []):
+        layers = f"layers {vector['first']} to {vector['last']}"
+        text = f"{vector['path']} at {vector['scale']:g} on {layers}: sha256 {vector['sha256']}"
+        rows.append(("control vector", text))
     namespace = one.get("namespace") or {}
     rows += [(f"namespace {key}", text) for key, text in flat(namespace)]
     output.table([Column("what"), Column("value", flexible=True)], rows)
@@ -182,8 +200,11 @@ def flat(namespace: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]
 
 
 def _shown(item: Any) -> str:
-    """Of a list. An adapter is one by its content and scale."""
-    return f"{item['sha256'][:12]} at {item['scale']:g}" if isinstance(item, Mapping) else str(item)
+    """Of a list. An adapter is one by its content and scale, a control vector by its layers, too."""
+    if not isinstance(item, Mapping):
+        return str(item)
+    layers = f" on layers {item['first_layer']} to {item['last_layer']}" if "first_layer" in item else ""
+    return f"{item['sha256'][:12]} at {item['scale']:g}{layers}"
 
 
 @model.command()

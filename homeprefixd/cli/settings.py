@@ -25,7 +25,7 @@ SETTING_FLAGS: Mapping[str, tuple[str, str, str]] = {
     "--parallel": ("model.parallel", "N", "Requests that run at once, 1 to 64.  [default: 8]"),
     "--hot": ("cache.hot", "SIZE", "RAM for the cache, as 4GiB or 10%.  [default: from free memory]"),
     "--warm": ("cache.warm", "SIZE", "Disk for the cache, as 20GiB or 10%.  [default: from free disk]"),
-    "--kv-type": ("model.kv_type", "TYPE", "f16, bf16, f32, q8_0, q4_0, q4_1, q5_0 or q5_1.  [default: f16]"),
+    "--kv-type": ("model.kv_type", "TYPE", "f16, bf16, f32, q8_0, q4_0, q4_1, iq4_nl, q5_0 or q5_1.  [default: f16]"),
     "--reuse": ("cache.reuse", "MODE", "token, exact (bit-identical logits) or off.  [default: token]"),
     "--log-level": ("log.level", "LEVEL", "debug, info, warning or error.  [default: info]"),
     "--grace": ("server.grace", "SECONDS", "Time for running requests at a clean stop.  [default: 20]"),

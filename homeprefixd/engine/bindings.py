@@ -195,6 +195,10 @@ class Model:
         return int(C.llama_model_size(self.pointer))
 
     @property
+    def n_layer(self) -> int:
+        return int(C.llama_model_n_layer(self.pointer))
+
+    @property
     def n_embd(self) -> int:
         return int(C.llama_model_n_embd(self.pointer))
 

@@ -9,6 +9,7 @@ from ..config import AT_ONCE, FULL
 from ..errors import ModelError
 from ..machine import available_memory
 from .bindings import Model
+from .context import kv_types
 from .model_files import model_files
 from .places import MOST
 
@@ -32,7 +33,7 @@ class Capacity:
     pool: int
 
 
-def kv_bytes_per_token(model: Model, kv_type: str) -> float:
+def kv_bytes_per_token(model: Model, type_k: str, type_v: str) -> float:
     """Bytes of K and V of one token by the model's metadata; an upper bound where layers have a window."""
     layers = _numbers(model.meta("{arch}.block_count")) or [0]
     heads = _numbers(model.meta("{arch}.attention.head_count"))
@@ -44,7 +45,7 @@ def kv_bytes_per_token(model: Model, kv_type: str) -> float:
     value = (_numbers(model.meta("{arch}.attention.value_length")) or [default])[0]
     if len(kv_heads) == 1:
         kv_heads = kv_heads * layers[0]
-    return sum(kv_heads) * (key + value) * _BITS.get(kv_type, 32.0) / 8
+    return sum(kv_heads) * (key * _BITS.get(type_k, 32.0) + value * _BITS.get(type_v, 32.0)) / 8
 
 
 def score_bytes_per_cell(model: Model, batch: int) -> float:
@@ -72,15 +73,24 @@ def _has_long_factors(path: Path) -> bool:
 
 
 def choose(
-    model: Model, *, ctx: int, pool: int, memory: int, parallel: int, kv_type: str, score_bytes: float = 0.0
+    model: Model,
+    *,
+    ctx: int,
+    pool: int,
+    memory: int,
+    parallel: int,
+    kv_type: str,
+    kv_type_v: str = "",
+    score_bytes: float = 0.0,
 ) -> Capacity:
     """Resolve what is 0. `memory`: bytes for cells, 0 for a quarter of what is free now. Raises ModelError.
 
-    `score_bytes`: what a cell costs beside its K and V (`score_bytes_per_cell`).
+    `kv_type_v`: of V, if it is another. `score_bytes`: what a cell costs beside its K and V (`score_bytes_per_cell`).
     """
     if pool and ctx and pool < ctx:
         raise ModelError(f"`model.pool` is {pool} and `model.ctx` {ctx}: the pool of cells must hold one request.")
-    per_token = kv_bytes_per_token(model, kv_type) + score_bytes
+    type_v = kv_type_v or kv_type
+    per_token = kv_bytes_per_token(model, kv_type, type_v) + score_bytes
     free = available_memory()
     budget = memory or free // 4
     affordable = int(budget / per_token) if per_token else 2**31
@@ -88,8 +98,8 @@ def choose(
     if needed > free and not model.n_swa:  # llama.cpp fills it at once: the kernel would kill us, not refuse
         name = f"`model.pool` {pool}" if pool else f"`model.ctx` {ctx}"
         raise ModelError(
-            f"{name} needs {needed / 2**30:.1f} GiB for K and V (type {kv_type}), and {free / 2**30:.1f} GiB are free:"
-            " lower it, or choose a smaller `model.kv_type`.",
+            f"{name} needs {needed / 2**30:.1f} GiB for K and V ({kv_types(kv_type, type_v)}), and"
+            f" {free / 2**30:.1f} GiB are free: lower it, or choose a smaller `model.kv_type`.",
             code="context_failed",
         )
     original = original_context(model)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp as C  # noqa: N812
 
+from ..config import KV_TYPES_WITHOUT_FLASH
 from ..errors import ModelError
 from ..lora import Chosen
 from .bindings import Model
@@ -31,6 +32,11 @@ MOST_OUTPUTS = 64
 
 PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 TokenArray = npt.NDArray[np.int32]
+
+
+def kv_types(type_k: str, type_v: str) -> str:
+    """In words."""
+    return f"type {type_k}" if type_k == type_v else f"types {type_k} and {type_v}"
 
 
 class Batch:
@@ -90,6 +96,11 @@ class ContextSettings:
     threads: int
     kv_type: str
     flash_attention: bool
+    kv_type_v: str = ""  # "": as `kv_type`
+
+    @property
+    def type_v(self) -> str:
+        return self.kv_type_v or self.kv_type
 
 
 class Context:
@@ -97,22 +108,34 @@ class Context:
 
     def __init__(self, model: Model, settings: ContextSettings, setting_name: str = "`model.ctx`") -> None:
         """Raises ModelError that names the setting and the size if it cannot be made."""
-        if settings.kv_type not in KV_TYPES:
-            raise ModelError(f"`model.kv_type` is {settings.kv_type}: it must be one of {', '.join(KV_TYPES)}.")
+        of_v = "kv_type_v" if settings.kv_type_v else "kv_type"
+        for name, value in (("kv_type", settings.kv_type), (of_v, settings.type_v)):
+            if value not in KV_TYPES:
+                raise ModelError(f"`model.{name}` is {value}: it must be one of {', '.join(KV_TYPES)}.")
+        if settings.type_v not in KV_TYPES_WITHOUT_FLASH and not settings.flash_attention:
+            raise ModelError(
+                f"`model.{of_v}` is {settings.type_v}: a quantized V cache needs flash attention, which is off. Set"
+                f" `model.flash_attention` to on, or `model.kv_type_v` to one of {', '.join(KV_TYPES_WITHOUT_FLASH)}.",
+                code="context_failed",
+            )
         self.model = model
         self.settings = settings
         self._log = model.log
         self._log.clear()
         self.flash_attention = settings.flash_attention
         self.pointer = self._create(settings.flash_attention)
-        if not self.pointer and settings.flash_attention:
+        reason = self._log.reason()
+        if not self.pointer and settings.flash_attention and settings.type_v in KV_TYPES_WITHOUT_FLASH:
             self.flash_attention = False
             self.pointer = self._create(False)
+            reason = self._log.reason() or reason
         if not self.pointer:
-            reason = self._log.reason() or "llama.cpp gave no reason"
+            change = f"Lower {setting_name}, or free memory."
+            if "cache type" in reason:  # it does not suit the model
+                change = "Choose another `model.kv_type` or `model.kv_type_v`; f16 suits every model."
             raise ModelError(
-                f"No context of {settings.n_ctx} tokens (KV type {settings.kv_type}) can be made for {model.path}:"
-                f" {reason}. Lower {setting_name}, or free memory.",
+                f"No context of {settings.n_ctx} tokens (KV {kv_types(settings.kv_type, settings.type_v)}) can be made"
+                f" for {model.path}: {reason or 'llama.cpp gave no reason'}. {change}",
                 code="context_failed",
             )
         self.lora: Chosen = ()
@@ -137,7 +160,7 @@ class Context:
         params.swa_full = False
         params.no_perf = True
         params.flash_attn_type = 1 if flash_attention else 0
-        params.type_k = params.type_v = KV_TYPES[wanted.kv_type]
+        params.type_k, params.type_v = KV_TYPES[wanted.kv_type], KV_TYPES[wanted.type_v]
         return C.llama_init_from_model(self.model.pointer, params)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as C  # noqa: N812
 
-from ..prefix.blocks import ADAPTERS, EDGES, FORMAT_VERSION, Edges
+from ..frames import ControlVector
+from ..prefix.blocks import ADAPTERS, CONTROL_VECTORS, EDGES, FORMAT_VERSION, Edges
 from .bindings import Model
 from .capacity import original_context
 from .context import Context
@@ -34,10 +35,12 @@ def describe(
     salt: str,
     edges: Edges | None = None,
     adapters: Mapping[str, Any] | None = None,
+    control_vectors: Sequence[ControlVector] = (),
 ) -> dict[str, Any]:
     """The description. `sha256`: of the model's content; `libraries`: from `library_hashes`.
 
-    `edges`: what states need to be resumed, where they have edges; `adapters`: from `lora.described`.
+    `edges`: what states need to be resumed, where they have edges; `adapters`: from `lora.described`;
+    `control_vectors`: as they are applied.
     """
     original = original_context(model)
     return {
@@ -45,7 +48,7 @@ def describe(
         "model_sha256": sha256,
         "arch": model.arch,
         "type_k": context.settings.kv_type,
-        "type_v": context.settings.kv_type,
+        "type_v": context.settings.type_v,
         "flash_attention": context.flash_attention,
         "swa": "window" if model.n_swa else "none",
         "rope": {
@@ -66,8 +69,14 @@ def describe(
         "gpu_layers": gpu_layers if C.llama_supports_gpu_offload() else 0,
         "salt": salt,
         **(adapters or {ADAPTERS: []}),
+        # Not in it without any: what was stored before there were such is still found.
+        **({CONTROL_VECTORS: [_of_vector(one) for one in control_vectors]} if control_vectors else {}),
         **({} if edges is None else {EDGES: edges._asdict()}),
     }
+
+
+def _of_vector(one: ControlVector) -> dict[str, Any]:
+    return {"sha256": one.sha256, "scale": one.scale, "first_layer": one.first, "last_layer": one.last}
 
 
 def library_hashes() -> dict[str, str]:

@@ -23,6 +23,7 @@ import msgspec
 
 from ..errors import ModelError
 from ..frames import AdapterFile, LoadModel
+from ..last_loads import HEAD
 from ..supervise import Exit, child_environment, module_command
 
 MEMO = "probes.json"
@@ -36,7 +37,6 @@ ADAPTERS = "--adapters"
 LOADED = "loaded"
 """What the process says first, on a line of its own; then its outcome as JSON."""
 
-_HEAD = 8 << 20  # bytes of the file: metadata and names of tensors, after the vocabulary
 _SECONDS = 900.0
 _REMEMBERED = 200
 _WAYS = 2  # another number when outcomes may be others than before
@@ -111,7 +111,7 @@ def _adapter_key(model: str, file: AdapterFile) -> str:
     """ "" if it cannot be read."""
     try:
         with open(file.path, "rb") as opened:
-            head, size = opened.read(_HEAD), os.fstat(opened.fileno()).st_size
+            head, size = opened.read(HEAD), os.fstat(opened.fileno()).st_size
     except OSError:
         return ""
     return f"{hashlib.sha256(head).hexdigest()} {size} {model}"
@@ -132,10 +132,15 @@ def _run_adapters(load: LoadModel, files: list[AdapterFile]) -> list[str]:
 def _key(load: LoadModel) -> str:
     digest = hashlib.sha256()
     with open(load.path, "rb") as file:
-        digest.update(file.read(_HEAD))
+        digest.update(file.read(HEAD))
         size = os.fstat(file.fileno()).st_size
     build = version("llama-cpp-python")
-    return f"{digest.hexdigest()} {size} {load.kv_type} {load.flash_attention} {load.gpu_layers} {build} {_WAYS}"
+    return f"{digest.hexdigest()} {size} {_types(load)} {load.flash_attention} {load.gpu_layers} {build} {_WAYS}"
+
+
+def _types(load: LoadModel) -> str:
+    """As it was before there were two, where both are the same."""
+    return load.kv_type if load.kv_type_v in ("", load.kv_type) else f"{load.kv_type}/{load.kv_type_v}"
 
 
 def _run(load: LoadModel, whole: bool = False) -> Outcome | None:

@@ -43,7 +43,8 @@ def main() -> int:
 
     try:
         model = Model.load(Path(load.path), LlamaLog(), gpu_layers=load.gpu_layers)
-        settings = ContextSettings(_CELLS, 64, _SEQUENCES, load.threads or 1, load.kv_type, load.flash_attention)
+        types = load.kv_type, load.flash_attention, load.kv_type_v
+        settings = ContextSettings(_CELLS, 64, _SEQUENCES, load.threads or 1, *types)
         if ADAPTERS in sys.argv[1:]:
             return _try_adapters(model, settings, load)
         context = Context(model, settings)

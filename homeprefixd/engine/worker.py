@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,6 +50,7 @@ from ..frames import (
     Traced,
     UseStore,
 )
+from ..last_loads import LastLoads, Remembering
 from ..lora import Space
 from ..prefix.blocks import BLOCK_TOKENS, MODEL_NAME
 from .failures import failure_of
@@ -98,7 +99,7 @@ def _serve(channel: Channel[ToWorker]) -> int:
     try:
         if not isinstance(load, LoadModel):
             raise ModelError(f"The first frame was {type(load).__name__}, not LoadModel.")
-        worker = build(load, channel.send, StoreClient())
+        worker = build(load, _remembered(channel.send, load), StoreClient())
     except ChannelClosedError:
         raise
     except Exception as error:
@@ -108,6 +109,19 @@ def _serve(channel: Channel[ToWorker]) -> int:
         return ModelError.exit_code
     worker.run(channel)
     return 0
+
+
+def _remembered(send: Callable[[Frame], None], load: LoadModel) -> Callable[[Frame], None]:
+    """`send`, with what is said of the model remembered for when it is not loaded."""
+    if not load.probes:
+        return send
+    remembering = Remembering(LastLoads(Path(load.probes)), Path(load.path))
+
+    def emit(frame: Frame) -> None:
+        send(frame)
+        remembering.watch(frame)
+
+    return emit
 
 
 @dataclass
@@ -208,6 +222,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .compiling import Probe
     from .constraint import Constraints
     from .context import Context, ContextSettings
+    from .control_vectors import ControlVectors
     from .devices import FOR_CELLS, choose_devices, list_devices, resolve_layers
     from .edge_restoring import EdgeRestorer
     from .edge_saving import EdgeSaver
@@ -261,6 +276,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     score_bytes = 0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch)
     tried = probe_adapters(load, Path(load.probes)) if load.probes else load.adapters
     adapters = Adapters.load(model, tried)
+    vectors = ControlVectors(model, load.control_vectors)
     size = capacity.choose(
         model,
         ctx=load.ctx,
@@ -268,6 +284,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         memory=min(load.memory, on_devices) if names else load.memory,
         parallel=load.parallel or FULL,
         kv_type=load.kv_type,
+        kv_type_v=load.kv_type_v,
         score_bytes=score_bytes,
     )
     load = msgspec.structs.replace(load, parallel=load.parallel or capacity.at_once(model, on_gpu=bool(names)))
@@ -275,15 +292,17 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     cells = capacity.split(model, size, load.parallel, on_gpu=bool(names), has_scores=score_bytes > 0)
     if not_blocks:
         cells = [size.pool]
+    own_settings = ContextSettings(
+        cells[0], max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, flash_attention, load.kv_type_v
+    )
     contexts = [
-        Context(
-            model,
-            ContextSettings(own, max(batch, load.parallel), load.parallel + 1, threads, load.kv_type, flash_attention),
-            "`model.pool`" if load.pool else "`model.ctx`",
-        )
+        Context(model, replace(own_settings, n_ctx=own), "`model.pool`" if load.pool else "`model.ctx`")
         for own in cells
     ]
     context = contexts[0]
+    for one in contexts:
+        vectors.apply(one)
+    vectors.try_out(context)
     slicer: Slicer | None = None
     if probed and probed.mode == "off":
         why = probed.reason
@@ -325,6 +344,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
                 salt=salt,
                 edges=edged.edge.needs if edged is not None else None,
                 adapters=adapted,
+                control_vectors=vectors.applied,
             )
             whole = {"state": "whole sequence"} if isinstance(slicer, WholeSlicer) else {}
             return {**found, **whole, **({"devices": names} if names else {}), MODEL_NAME: load.alias}
@@ -346,7 +366,11 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     grain = 0 if slicer is None or edged is not None else BLOCK_TOKENS if load.reuse == "exact" else 1
     accountant = _accountant(model, emit, store, namespaces, grain, counters) if load.explain else None
     emit = emit if accountant is None else accountant.watch
-    cell_bytes = float(slicer.size.per_token if slicer else capacity.kv_bytes_per_token(model, load.kv_type))
+    cell_bytes = float(
+        slicer.size.per_token
+        if slicer
+        else capacity.kv_bytes_per_token(model, own_settings.kv_type, own_settings.type_v)
+    )
     places = Places(contexts, load.parallel, cell_bytes=cell_bytes, weight_bytes=model.size)
     replay = None
     if namespaces is not None and load.replay and load.reuse == "token":
@@ -394,6 +418,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         exact=load.reuse == "exact",
         least=LEAST,
         adapters=list(adapters.infos),
+        control_vectors=vectors.applied,
     )
     return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters, stabilizer)
 

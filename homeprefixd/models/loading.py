@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..config import FULL, GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, Config, ModelConfig, StableConfig
-from ..frames import LoadModel, StableRules
+from ..frames import ControlVector, LoadModel, StableRules
+from ..gguf_header import kv_bytes_per_token, read_details
 from ..supervise import module_command
 from .adapters import adapter_files, adapters_bytes
 from .catalog import ModelSpec
-from .gguf_header import kv_bytes_per_token, read_details
 
 WORKER_BYTES = 100 << 20
 """Of a worker beside weights and KV state: the interpreter, its libraries and compute buffers."""
@@ -68,6 +68,10 @@ def load_frame(spec: ModelSpec, config: Config, *, cores: int, memory: int, prob
         flash_if_gpu=model.flash_attention == "auto",
         replay=cache.replay == "on",
         adapters=adapter_files(model),
+        kv_type_v=model.kv_type_v,
+        control_vectors=[
+            ControlVector(one.path, one.scale, one.first_layer, one.last_layer) for one in model.control_vectors
+        ],
     )
 
 
@@ -94,7 +98,7 @@ def flash_attention(model: ModelConfig) -> bool:
     """
     if model.flash_attention != "auto":
         return model.flash_attention == "on"
-    return model.gpu_layers not in (0, GPU_LAYERS_AUTO) or model.kv_type not in KV_TYPES_WITHOUT_FLASH
+    return model.gpu_layers not in (0, GPU_LAYERS_AUTO) or model.type_v not in KV_TYPES_WITHOUT_FLASH
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def guess_memory(spec: ModelSpec, pool: int) -> int:
     """
     details = read_details(spec.path)
     settings = spec.settings
-    per_token = kv_bytes_per_token(details, settings.kv_type)
+    per_token = kv_bytes_per_token(details, settings.kv_type, settings.type_v)
     trained = details.get("context_length")
     ctx = settings.ctx or min(trained if isinstance(trained, int) and trained > 0 else _LONGEST_CTX, _LONGEST_CTX)
     cells = settings.pool or (settings.parallel or FULL) * ctx

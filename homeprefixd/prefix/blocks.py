@@ -66,6 +66,10 @@ ADAPTERS = "adapters"
 ADAPTER_NAMES = "adapter_names"
 """Key of a description that is not hashed: what people call its adapters; absent without any."""
 
+CONTROL_VECTORS = "control_vectors"
+"""Key of a description: control vectors, each a mapping with `sha256`, `scale`, `first_layer` and `last_layer`; absent
+without any."""
+
 _NOT_HASHED = frozenset({MODEL_NAME, ADAPTER_NAMES})
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .blocks import ADAPTER_NAMES, ADAPTERS, MODEL_NAME, Namespace, namespace_of
+from .blocks import ADAPTER_NAMES, ADAPTERS, CONTROL_VECTORS, MODEL_NAME, Namespace, namespace_of
 from .disk import Disk
 
 _REMEMBERED_HASHES = 1_000
@@ -102,11 +102,21 @@ def _differences(description: Mapping[str, Any], others: Sequence[Mapping[str, A
     return list(found)
 
 
+def vector_text(one: object) -> str:
+    """A control vector of a description in words."""
+    if not isinstance(one, Mapping):
+        return "?"
+    layers = f"layers {one.get('first_layer')} to {one.get('last_layer')}"
+    return f"{str(one.get('sha256'))[:12]} at {one.get('scale')} on {layers}"
+
+
 def _flat(description: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Nested fields by dotted names."""
     flat: dict[str, Any] = {}
     for name, value in description.items():
         if above + name == ADAPTERS and value:
             value = " and ".join(str(one.get("sha256"))[:12] if isinstance(one, Mapping) else "?" for one in value)
+        elif above + name == CONTROL_VECTORS:
+            value = " and ".join(map(vector_text, value)) if isinstance(value, list) else "?"
         flat.update(_flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value})
     return flat

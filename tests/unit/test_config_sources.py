@@ -330,6 +330,16 @@ def test_quantised_kv_needs_flash_attention(load: Load) -> None:
     assert "config.toml:2" in message
 
 
+def test_k_and_v_have_types_of_their_own(load: Load) -> None:
+    """It is V that needs flash attention."""
+    model = load("[model]\nkv_type = 'q8_0'\nkv_type_v = 'f16'\nflash_attention = 'off'").config.model
+    assert (model.kv_type, model.type_v, load().config.model.type_v) == ("q8_0", "f16", "f16")
+    message = refused(load, "[model]\nkv_type_v = 'iq4_nl'\nflash_attention = 'off'")
+    assert "model.kv_type_v 'iq4_nl' needs flash attention" in message
+    assert "model.kv_type_v to one of f16, bf16, f32" in message
+    assert "iq4_nl, q5_0, q5_1, empty" in refused(load, "[model]\nkv_type_v = 'q8'")
+
+
 def test_every_setting_can_be_given_by_variable(load: Load) -> None:
     """Each key's own default, as text, comes back as itself with the variable as its origin."""
     for path, key in config_sources.keys().items():
@@ -455,3 +465,49 @@ def test_adapters_are_refused_with_what_is_allowed(load: Load, tmp_path: Path, v
     message = refused(load, None, {"HOMEPREFIXD_MODEL_ADAPTERS": value})
     assert message.startswith("HOMEPREFIXD_MODEL_ADAPTERS: model.adapters: ")
     assert words in message
+
+
+# ------------------------------------------------------------------------------------------------- control vectors
+
+
+def test_control_vectors_of_models(load: Load, tmp_path: Path) -> None:
+    config = load("""
+[[model.control_vectors]]
+path = "calm.gguf"
+scale = -0.5
+first_layer = 3
+[[models.list]]
+path = "one.gguf"
+control_vectors = [{ path = "/m/x.gguf", last_layer = 9 }]
+[[models.list]]
+path = "two.gguf"
+""").config
+    [own] = config.model.control_vectors
+    assert (own.path, own.scale, own.first_layer, own.last_layer) == (f"{tmp_path}/calm.gguf", -0.5, 3, 0)
+    one, two = config.models.entries
+    assert [(vector.path, vector.scale, vector.last_layer) for vector in one.control_vectors] == [("/m/x.gguf", 1.0, 9)]
+    assert two.control_vectors == []
+    given = load(None, {"HOMEPREFIXD_MODEL_CONTROL_VECTORS": '[{path="/e.gguf"}]'}).config.model.control_vectors
+    assert [vector.path for vector in given] == ["/e.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("3", "it is a list of tables"),
+        ("[{scale = 1}]", "needs path"),
+        ('[{path = "a", layer = 1}]', "has no layer; it has path, scale, first_layer, last_layer"),
+        ('[{path = "a", scale = "much"}]', "scale of a control vector cannot be 'much'"),
+        ('[{path = "a", scale = true}]', "scale of a control vector cannot be True"),
+        ('[{path = "a", scale = 1e9}]', "scale of a cannot be 1e+09; allowed: -1000 to 1000"),
+        ('[{path = "a", scale = nan}]', "scale of a cannot be nan"),
+        ('[{path = "a", first_layer = -1}]', "first_layer of a cannot be -1; allowed: 1 to 10000"),
+        ('[{path = "a", first_layer = 5, last_layer = 4}]', "first_layer 5 comes after last_layer 4"),
+    ],
+)
+def test_control_vectors_are_refused_with_what_is_allowed(load: Load, tmp_path: Path, value: str, words: str) -> None:
+    message = refused(load, f"[model]\ncontrol_vectors = {value}")
+    assert message.startswith(f"{tmp_path}/config.toml:2: model.control_vectors: "), message
+    assert words in message
+    message = refused(load, None, {"HOMEPREFIXD_MODEL_CONTROL_VECTORS": value})
+    assert message.startswith("HOMEPREFIXD_MODEL_CONTROL_VECTORS: model.control_vectors: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -123,8 +123,24 @@ def test_decode_says_when_it_is_full_and_when_it_fails(model: Model) -> None:
 
 
 def test_quantised_v_needs_flash_attention_and_the_reason_is_told(model: Model) -> None:
-    with pytest.raises(ModelError, match="quantized V cache"):
+    with pytest.raises(
+        ModelError, match=r"`model\.kv_type` is q8_0: a quantized V cache .*`model\.flash_attention` to on"
+    ):
         Context(model, ContextSettings(256, 64, 2, 1, "q8_0", False))
+    with pytest.raises(ModelError, match=r"`model\.kv_type_v` is q4_0: .*`model\.kv_type_v` to one of f16, bf16, f32"):
+        Context(model, ContextSettings(256, 64, 2, 1, "f16", False, "q4_0"))
+    with pytest.raises(ModelError, match=r"`model\.kv_type_v` is q9: it must be one of"):
+        Context(model, ContextSettings(256, 64, 2, 1, "f16", True, "q9"))
+
+
+def test_types_that_do_not_suit_a_model_are_refused_with_what_does(small: Callable[[str], Path]) -> None:
+    """Its K and V are one."""
+    model = Model.load(small("deepseek2"), LlamaLog())
+    try:
+        with pytest.raises(ModelError, match=r"different K .* Choose another `model\.kv_type` or `model\.kv_type_v`"):
+            Context(model, ContextSettings(256, 64, 2, 1, "f16", False, "bf16"))
+    finally:
+        model.close()
 
 
 def test_prefill_of_a_quantised_model_does_not_crash(model: Model) -> None:

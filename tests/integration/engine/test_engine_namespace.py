@@ -62,6 +62,8 @@ def test_what_does_not_matter(
     "changes",
     [
         {"kv_type": "bf16"},
+        {"kv_type_v": "bf16"},
+        {"kv_type": "q8_0", "kv_type_v": "f16"},
         {"flash_attention": True},
         {"kv_type": "q8_0", "flash_attention": True},
         {"salt": "another"},
@@ -76,6 +78,15 @@ def test_what_matters(run: Run, small: Callable[[str], Path], changes: dict[str,
     other = run(small("llama"), store, **changes)
     assert key(other) != known
     assert other.ask(PROMPT, 1)[1].timings.cache_n == 0
+
+
+def test_types_of_k_and_v_are_named_apart(run: Run, small: Callable[[str], Path]) -> None:
+    first, second = run(small("llama"), kv_type_v="f16"), run(small("llama"), kv_type="f32", kv_type_v="bf16")
+    assert key(first) == key(run(small("llama")))  # said or not
+    namespaces = second.worker.namespaces
+    assert key(second)
+    assert namespaces is not None
+    assert [namespaces.description[name] for name in ("type_k", "type_v")] == ["f32", "bf16"]
 
 
 def test_the_context_size_matters_to_models_that_choose_their_factors_by_it(

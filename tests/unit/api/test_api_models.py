@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import TestClient
-from scripted_backend import ScriptedBackend
+from aiohttp.test_utils import TestClient, TestServer
+from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 
+from homeprefixd.api.app import create_app
+from homeprefixd.api.keys import LAST_LOADS
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import ModelError
+from homeprefixd.last_loads import LastLoads
 
 
 async def test_models_that_are_not_loaded_are_listed(client: TestClient, backend: ScriptedBackend) -> None:
@@ -42,6 +47,28 @@ async def test_loading_and_unloading(client: TestClient, backend: ScriptedBacken
     assert (await client.post("/models/load", json={"model": "demo", "keep_alive": 1e300})).status == 400
     [model] = (await (await client.get("/models/details")).json())["models"]
     assert {"id", "path", "bytes", "memory", "expires", "namespace", "mismatch", "reason"} <= set(model)
+
+
+async def test_one_that_is_not_loaded_is_described_as_it_was_last(
+    backend: ScriptedBackend, admin: MemoryAdmin, tmp_path: Path
+) -> None:
+    model = tmp_path / "demo.gguf"
+    model.write_bytes(b"GGUF")
+    loads = LastLoads(tmp_path)
+    loads.remember(model, MODEL)
+    known = [replace(one, path=str(model)) for one in backend.known()]
+    backend.known = lambda: known  # type: ignore[method-assign]
+    app = create_app(backend, admin, ServerConfig())
+    app[LAST_LOADS] = loads
+    async with TestClient(TestServer(app)) as client:
+        [found] = (await (await client.get("/models/details")).json())["models"]
+        assert (found["as_of"], found["namespace"]) == (None, MODEL.namespace)
+        known[0] = replace(known[0], info=None, state="unloaded")
+        [found] = (await (await client.get("/models/details")).json())["models"]
+        assert (found["as_of"] > 0, found["namespace"], "meta" in found) == (True, MODEL.namespace, False)
+        model.write_bytes(b"GGUF and more")
+        [found] = (await (await client.get("/models/details")).json())["models"]
+        assert (found["as_of"], found["namespace"]) == (None, {})
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload", "/models/details"])

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from homeprefixd.last_loads import LastLoads
+from tests.unit.api.scripted_backend import MODEL
 from tests.unit.cli.conftest import Daemon, Result
 
 Command = Callable[..., Result]
@@ -97,6 +100,33 @@ def test_show(command: Command, models: Daemon) -> None:
     assert json.loads(command("model", "show", "a", "--json", "--url", models.url).out)["id"] == "a"
     unknown = command("model", "show", "z", "--url", models.url)
     assert (unknown.code, "there is: a, b, c" in unknown.err) == (4, True)
+
+
+def test_show_of_one_that_is_not_loaded(command: Command, daemon: Daemon) -> None:
+    vector = {"path": "/m/v.gguf", "scale": 0.5, "first": 2, "last": 9, "sha256": "cd" * 32}
+    of_namespace = {"sha256": "cd" * 32, "scale": 0.5, "first_layer": 2, "last_layer": 9}
+    one = entry("a", "unloaded", as_of=1_800_000_000.0, control_vectors=[vector], namespace={"c": [of_namespace]})
+    daemon.answers["GET /models/details"] = 200, {"models": [one]}
+    shown = " ".join(command("model", "show", "a", "--url", daemon.url).out.split())
+    assert re.search(r"as of the last load 2027-01-1\d \d\d:\d\d: all that follows reuse blocks", shown)
+    assert f"control vector /m/v.gguf at 0.5 on layers 2 to 9: sha256 {'cd' * 32}" in shown
+    assert "namespace c cdcdcdcdcdcd at 0.5 on layers 2 to 9" in shown
+
+
+def test_show_without_a_daemon(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "one.gguf"
+    model.write_bytes(b"GGUF....")
+    monkeypatch.setenv("HOMEPREFIXD_MODEL_PATH", str(model))
+    where = ["--cache-dir", str(tmp_path / "cache")]
+    assert "its namespace is known when it is loaded" in command("model", "show", "one", *where).out
+    (tmp_path / "cache").mkdir()
+    LastLoads(tmp_path / "cache").remember(model, replace(MODEL, alias="one", namespace={"type_k": "f16"}))
+    shown = command("model", "show", "one", *where)
+    assert "as of the last load" in shown.out
+    assert "namespace type_k" in shown.out
+    assert json.loads(command("model", "show", "one", "--json", *where).out)["namespace"] == {"type_k": "f16"}
+    unknown = command("model", "show", "z", *where)
+    assert (unknown.code, "there is: one" in unknown.err) == (4, True)
 
 
 def test_without_a_daemon(command: Command, tmp_path: Path) -> None:

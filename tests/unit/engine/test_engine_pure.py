@@ -168,10 +168,12 @@ def choose(model: Any = None, **changes: Any) -> capacity.Capacity:
 
 def test_capacity() -> None:
     per_token = 30 * 3 * 128 * 2
-    assert capacity.kv_bytes_per_token(_Model(), "f16") == per_token  # type: ignore[arg-type]
-    assert capacity.kv_bytes_per_token(_Model(), "q8_0") == per_token * 8.5 / 16  # type: ignore[arg-type]
+    assert capacity.kv_bytes_per_token(_Model(), "f16", "f16") == per_token  # type: ignore[arg-type]
+    assert capacity.kv_bytes_per_token(_Model(), "q8_0", "q8_0") == per_token * 8.5 / 16  # type: ignore[arg-type]
+    assert capacity.kv_bytes_per_token(_Model(), "q8_0", "f16") == per_token * 12.25 / 16  # type: ignore[arg-type]
+    assert choose(memory=per_token * 10_000, kv_type_v="f32").ctx == 6666  # three halves as large
     mixed = _Model(**{"attention.head_count_kv": "[3, 0, 3]", "attention.key_length": "32"})
-    assert capacity.kv_bytes_per_token(mixed, "f32") == 6 * (32 + 64) * 4  # type: ignore[arg-type]
+    assert capacity.kv_bytes_per_token(mixed, "f32", "f32") == 6 * (32 + 64) * 4  # type: ignore[arg-type]
     assert choose() == capacity.Capacity(8192, 32768)
     assert choose(ctx=1000) == capacity.Capacity(1000, 3840)
     assert choose(ctx=1000, parallel=1) == capacity.Capacity(1000, 1024)

@@ -30,12 +30,17 @@ class EdgeHouse(House):
         description = {**DESCRIPTION, "edges": {"window": self.window}}
         self.namespace = self.cache.open_namespace(description)[0]
 
-    def put(self, tokens: Sequence[int], points: dict[int, str], *, size: int = 500, edge: int = 700) -> None:
-        """Save what a prompt's prefill does: spans of all blocks, and at each point a tail and edges."""
-        for end in sorted({*points, len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS}):
-            self._put(list(tokens[:end]), points.get(end, ""), size, edge, points)
+    def put(
+        self, tokens: Sequence[int], points: dict[int, str], *, size: int = 500, edge: int = 700, prompt: int = 1 << 30
+    ) -> None:
+        """Save what a prompt's prefill does: spans of all blocks, and at each point a tail and edges.
 
-    def _put(self, tokens: list[int], kind: str, size: int, edge: int, points: dict[int, str]) -> None:
+        Behind `prompt` tokens it is a reply.
+        """
+        for end in sorted({*points, len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS}):
+            self._put(list(tokens[:end]), points.get(end, ""), size, edge, points, prompt)
+
+    def _put(self, tokens: list[int], kind: str, size: int, edge: int, points: dict[int, str], prompt: int) -> None:
         nodes: list[NewNode] = []
         parent: bytes = self.namespace
         for start in range(0, len(tokens), BLOCK_TOKENS):
@@ -49,7 +54,8 @@ class EdgeHouse(House):
             if len(slots) < 1 + bool(purpose):
                 return
             self.cache.arena.view(slots[0], size)[:] = payload_of(key, size)[:size]
-            nodes.append(NewNode(parent, part, start, slots[0], size, True, 0.2, "prompt", "", bool(purpose)))
+            of = "prompt" if end <= prompt else "reply"
+            nodes.append(NewNode(parent, part, start, slots[0], size, True, 0.2, of, "", bool(purpose)))
             if purpose:
                 own = block_key(key, EDGE)
                 self.cache.arena.view(slots[1], edge)[:] = payload_of(own, edge)[:edge]
@@ -157,6 +163,55 @@ def test_a_growing_chat_keeps_the_edges_of_its_last_turns(make: Make, window: in
         assert warm is not None
         edges = [node for node in warm.subtree(house.namespace) if node.is_edge]
     assert len(edges) <= 1.5 * (KEPT + 1) * (1 + bool(window))
+    house.close()
+
+
+@pytest.mark.parametrize("window", [0, 64])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_replies_that_a_chat_has_left_keep_no_edges(make: Make, window: int, restarts: bool) -> None:
+    """Each turn's prompt has the last reply without its thoughts, so that its state is gone on from by nobody."""
+    house = make(window)
+    system, turns = list(range(130)), 15
+    house.put(system, {130: "system"})
+    prompt, replies = system, []
+    for turn in range(turns):
+        prompt = [*prompt, *range(1000 + 100 * turn, 1070 + 100 * turn)]
+        house.put(prompt, {len(prompt): "prompt"})
+        reply = [*prompt, *range(5000 + 200 * turn, 5100 + 200 * turn)]
+        house.put(reply, {len(reply): "reply"}, prompt=len(prompt))
+        replies.append(reply)
+        if restarts:
+            house.cache.write(everything=True)
+            house.reopen()
+    house.cache.write(everything=True)
+    ends = [house.plan([*reply, 1])[0] == len(reply) for reply in replies]
+    assert ends[-2:] == [True, True]
+    assert sum(ends) <= KEPT
+    with house.cache.view() as (_tables, warm):
+        assert warm is not None
+        edges = [node for node in warm.subtree(house.namespace) if node.is_edge]
+    # of the beginning, and of the last two turns a prompt and a reply each; those of a window in two or three nodes
+    assert len(edges) <= 1.5 * (KEPT + 1) * (1 + bool(window)) + KEPT
+    house.close()
+
+
+def test_a_reply_that_is_gone_on_from_stays(make: Make) -> None:
+    house = make()
+    prompt = list(range(200))
+    house.put(prompt, {200: "prompt"})
+    reply = [*prompt, *range(3000, 3050)]
+    house.put(reply, {250: "reply"}, prompt=200)
+    other = [*prompt, *range(4000, 4050)]
+    house.put(other, {250: "reply"}, prompt=200)
+    onwards = [*other, *range(6000, 6040)]
+    house.put(onwards, {290: "prompt"})
+    path = [*prompt, *range(7000, 7100)]
+    for end in range(300, 1000, 70):
+        path = [*path, *range(10 * end, 10 * end + 70)]
+        house.put(path, {len(path): "prompt"})
+    assert house.plan([*onwards, 1])[0] == len(onwards)
+    assert house.plan([*other, 1])[0] == len(other)
+    assert house.plan([*reply, 1])[0] < len(reply)
     house.close()
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from homeprefixd.config import ModelConfig
 from homeprefixd.errors import ModelError
+from homeprefixd.gguf_header import F32, kv_bytes_per_token, read_details, tensor_places
 from homeprefixd.models.catalog import ModelSpec
-from homeprefixd.models.gguf_header import kv_bytes_per_token, read_details
 from homeprefixd.models.loading import WORKER_BYTES, Budget, guess_memory
+from tests.tiny_vector import make_vector
 
 LAYERS, HEADS, WIDTH = 4, 8, 512
 
@@ -50,13 +51,14 @@ def test_details(tmp_path: Path) -> None:
     details = read_details(write(tmp_path, header(per_layer)))
     assert (details["general.architecture"], details["block_count"], details["context_length"]) == ("llama", 4, 2048)
     assert details["attention.head_count_kv"] == [2, 0, 2, 0]
-    assert kv_bytes_per_token(details, "f16") == 4 * 2 * (WIDTH // HEADS) * 2
-    assert kv_bytes_per_token(details, "q8_0") == 4 * 2 * (WIDTH // HEADS) * 8.5 / 8
-    assert kv_bytes_per_token({}, "f16") == 0
+    assert kv_bytes_per_token(details, "f16", "f16") == 4 * 2 * (WIDTH // HEADS) * 2
+    assert kv_bytes_per_token(details, "q8_0", "q8_0") == 4 * 2 * (WIDTH // HEADS) * 8.5 / 8
+    assert kv_bytes_per_token(details, "q8_0", "iq4_nl") == 4 * (WIDTH // HEADS) * (8.5 + 4.5) / 8
+    assert kv_bytes_per_token({}, "f16", "f16") == 0
 
 
 def test_the_demo_model(demo_model: Path) -> None:
-    assert kv_bytes_per_token(read_details(demo_model), "f16") == 23040
+    assert kv_bytes_per_token(read_details(demo_model), "f16", "f16") == 23040
 
 
 def test_every_cut_is_noticed(tmp_path: Path) -> None:
@@ -77,8 +79,28 @@ def test_nothing_that_is_written_there_is_believed(tmp_path: Path) -> None:
             details = read_details(write(tmp_path, bytes(data)))
         except ModelError:
             continue
-        kv_bytes_per_token(details, "f16")
+        kv_bytes_per_token(details, "f16", "f16")
         guess_memory(ModelSpec("x", tmp_path / "x.gguf", 0, 10), 1 << 20)
+
+
+def test_where_tensors_lie(tmp_path: Path) -> None:
+    whole = make_vector(tmp_path / "v.gguf", width=8, layers=[1, 2]).read_bytes()
+    first, second = tensor_places(whole, "v")
+    assert (first.name, first.shape, first.kind, second.name) == ("direction.1", (8,), F32, "direction.2")
+    assert second.offset + 4 * 8 == len(whole)
+    for length in range(len(whole)):
+        with pytest.raises(ModelError, match=r"^v is damaged "):
+            tensor_places(whole[:length], "v")
+    chance = random.Random(2)
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(4, len(data))] = chance.choice((0, 1, 9, 0x7F, 0xFF, chance.randrange(256)))
+        try:
+            places = tensor_places(bytes(data), "v")
+        except ModelError:
+            continue
+        assert all(place.kind != F32 or place.offset + 4 * place.count <= len(data) for place in places)
 
 
 def test_what_memory_a_model_takes(tmp_path: Path) -> None:

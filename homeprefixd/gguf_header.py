@@ -1,17 +1,21 @@
-"""The head of a GGUF file: a few of its metadata, to judge a model's size before it is loaded.
+"""The head of a GGUF file: a few of its metadata, to judge a model's size before it is loaded, and where tensors lie.
 
-Reads no tensor, and trusts nothing: a wrong count or length is a ModelError, never more work than the file is long.
+Reads no model's weights, and trusts nothing: a wrong count or length is a ModelError, never more work than the file is
+long. Any process may ask.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import ModelError
+from .errors import ModelError
 
 MAGIC = b"GGUF"
 
@@ -21,6 +25,15 @@ _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """GGUF's number of a scalar type -> how it is unpacked."""
 
 _MAX_KEYS = 10_000
+_MAX_TENSORS = 10_000
+_MAX_DIMENSIONS = 4
+_ALIGNMENT = "general.alignment"
+_DEFAULT_ALIGNMENT = 32
+_MAX_ALIGNMENT = 1 << 20
+
+F32 = 0
+"""ggml's number of the type of a tensor of 32-bit floats."""
+
 _MAX_KEY = 1 << 16  # bytes of a name
 _KEPT_TEXT = 1024  # bytes of a text that is kept; others are skipped
 _KEPT_NUMBERS = 1024  # of an array that is kept, one for each layer
@@ -42,6 +55,32 @@ def read_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, Value]
         raise ModelError(f"{path} cannot be read: {error.strerror}.", code="model_load_failed") from error
 
 
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor as the head describes it. `kind`: ggml's number of its type."""
+
+    name: str
+    shape: tuple[int, ...]  # the innermost dimension first
+    kind: int
+    offset: int  # of its data from the file's beginning, bytes
+
+    @property
+    def count(self) -> int:
+        """Of its numbers."""
+        return math.prod(self.shape)
+
+
+def tensor_places(data: bytes, name: str) -> list[TensorPlace]:
+    """The tensors of a file with the content `data`; those of F32 lie within it.
+
+    Raises ModelError that calls the file `name` if it is damaged.
+    """
+    try:
+        return _Reader(io.BytesIO(data), len(data)).tensors()
+    except (_DamagedError, struct.error, UnicodeDecodeError) as error:
+        raise ModelError(f"{name} is damaged ({error}): download it again.", code="model_load_failed") from error
+
+
 class _DamagedError(Exception):
     """What is read makes no sense."""
 
@@ -52,6 +91,29 @@ class _Reader:
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
         self._size = size
+        self._tensors = 0
+
+    def tensors(self) -> list[TensorPlace]:
+        alignment = self.metadata(lambda name: name == _ALIGNMENT).get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT:
+            raise _DamagedError(f"its alignment is {str(alignment)[:100]}")
+        if self._tensors > _MAX_TENSORS:
+            raise _DamagedError(f"it announces {self._tensors} tensors")
+        found = [self._tensor() for _ in range(self._tensors)]
+        begin = -(-self._file.tell() // alignment) * alignment
+        places = [TensorPlace(name, shape, kind, begin + offset) for name, shape, kind, offset in found]
+        for place in places:
+            if place.kind == F32 and place.offset + 4 * place.count > self._size:
+                raise _DamagedError(f"it ends before {place.name[:100]} does")
+        return places
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._take(self._length(_MAX_KEY)).decode()
+        dimensions = int(self._number("I"))
+        if dimensions > _MAX_DIMENSIONS:
+            raise _DamagedError(f"a tensor of {dimensions} dimensions")
+        shape = tuple(int(self._number("Q")) for _ in range(dimensions))
+        return name, shape, int(self._number("I")), int(self._number("Q"))
 
     def metadata(self, wanted: Callable[[str], bool]) -> dict[str, Value]:
         if self._take(4) != MAGIC:
@@ -59,7 +121,7 @@ class _Reader:
         version = self._number("I")
         if version not in _VERSIONS:
             raise _DamagedError(f"its version is {version}, not {' or '.join(map(str, _VERSIONS))}")
-        self._number("Q")  # how many tensors
+        self._tensors = int(self._number("Q"))
         count = self._number("Q")
         if count > _MAX_KEYS:
             raise _DamagedError(f"it announces {count} metadata")
@@ -142,7 +204,8 @@ _DETAILS = (
     "pooling_type",
 )
 
-_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
+_BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5,
+         "iq4_nl": 4.5}  # fmt: skip
 
 
 def read_details(path: Path) -> dict[str, Value]:
@@ -152,7 +215,7 @@ def read_details(path: Path) -> dict[str, Value]:
     return {name.removeprefix(arch): value for name, value in found.items()}
 
 
-def kv_bytes_per_token(details: Mapping[str, Value], kv_type: str) -> float:
+def kv_bytes_per_token(details: Mapping[str, Value], type_k: str, type_v: str) -> float:
     """Bytes of K and V of one token; an upper bound where layers have a window. 0 if the metadata do not say."""
     layers = max(_numbers(details, "block_count"), default=0)
     heads = _numbers(details, "attention.head_count")
@@ -164,7 +227,8 @@ def kv_bytes_per_token(details: Mapping[str, Value], kv_type: str) -> float:
     value = max(_numbers(details, "attention.value_length"), default=default)
     if len(kv_heads) == 1:
         kv_heads = kv_heads * min(layers, _KEPT_NUMBERS)
-    return float(sum(kv_heads) * (key + value) * _BITS.get(kv_type, 32.0) / 8)
+    bits = key * _BITS.get(type_k, 32.0) + value * _BITS.get(type_v, 32.0)
+    return float(sum(kv_heads) * bits / 8)
 
 
 def _numbers(details: Mapping[str, Value], name: str) -> list[int]:

@@ -1,0 +1,99 @@
+"""What models were when they were loaded last: by content, through damage, and without harm where it cannot be kept."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from homeprefixd.frames import ModelInfo, NamespaceKnown, Ready
+from homeprefixd.last_loads import HEAD, LAST_LOADS_FILE, LastLoads, Remembering
+
+
+def info(alias: str = "a", **changes: Any) -> ModelInfo:
+    values: dict[str, Any] = {
+        "alias": alias, "path": "/m", "arch": "llama", "description": "d", "n_params": 1, "size": 1, "n_vocab": 1,
+        "n_embd": 1, "n_ctx_train": 1, "n_ctx": 1, "n_pool": 1, "kv_bytes_per_token": 1.0, "parallel": 1, "threads": 1,
+        "has_template": False, "cache_mode": "blocks", "cache_reason": "", "namespace": {"type_k": "f16"},
+    }  # fmt: skip
+    return ModelInfo(**{**values, **changes})
+
+
+def namespaces(loads: LastLoads, *models: tuple[str, Path]) -> dict[str, Any]:
+    return {alias: last.info.namespace["type_k"] for alias, last in loads.recall(models).items()}
+
+
+def test_by_content_and_name(tmp_path: Path) -> None:
+    loads = LastLoads(tmp_path)
+    model, moved, other = (tmp_path / name for name in ("model", "moved", "other"))
+    model.write_bytes(b"GGUF" + bytes(100))
+    assert namespaces(loads, ("a", model)) == {}
+    loads.remember(model, info())
+    loads.remember(model, info("b", namespace={"type_k": "q8_0"}))
+    model.rename(moved)
+    other.write_bytes(b"GGUF" + bytes(99) + b"x")  # as large
+    again = LastLoads(tmp_path)
+    asked = (("a", moved), ("b", moved), ("new", moved), ("c", other), ("d", model))
+    assert namespaces(again, *asked) == {"a": "f16", "b": "q8_0", "new": "q8_0"}
+    moved.write_bytes(other.read_bytes())  # another one under the same name
+    assert namespaces(again, ("a", moved)) == {}
+    assert (tmp_path / LAST_LOADS_FILE).stat().st_mode & 0o777 == 0o600
+    long = tmp_path / "long"
+    with long.open("wb") as file:
+        file.truncate(HEAD + 100)
+    loads.remember(long, info("long"))
+    assert namespaces(again, ("long", long)) == {"long": "f16"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"a": {"size": 1}}', bytes(1000), b"[" * 100_000])
+def test_a_damaged_file_is_begun_anew(tmp_path: Path, damage: bytes) -> None:
+    loads, model = LastLoads(tmp_path), tmp_path / "model"
+    model.write_bytes(b"GGUF")
+    (tmp_path / LAST_LOADS_FILE).write_bytes(damage)
+    assert namespaces(loads, ("a", model)) == {}
+    loads.remember(model, info())
+    assert namespaces(loads, ("a", model)) == {"a": "f16"}
+
+
+def test_what_cannot_be_kept_harms_nobody(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.write_bytes(b"GGUF")
+    nowhere = LastLoads(tmp_path / "nowhere")
+    nowhere.remember(model, info())
+    nowhere.remember(tmp_path / "gone", info())
+    assert nowhere.recall([("a", model), ("b", tmp_path / "gone")]) == {}
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    loads, model = LastLoads(tmp_path), tmp_path / "model"
+    model.write_bytes(b"GGUF")
+    for number in range(203):
+        loads.remember(model, info(f"m{number}"))
+    known = msgspec.json.decode((tmp_path / LAST_LOADS_FILE).read_bytes())
+    assert [key.split()[-1] for key in known] == [f"m{number}" for number in range(3, 203)]
+
+
+def finished(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(10)
+
+
+def test_what_a_worker_says_is_remembered(tmp_path: Path) -> None:
+    loads, model = LastLoads(tmp_path), tmp_path / "model"
+    model.write_bytes(b"GGUF")
+    watching = Remembering(loads, model)
+    watching.watch(NamespaceKnown({"type_k": "early"}))
+    watching.watch(Ready(info(namespace={})))
+    finished("last-load")
+    assert namespaces(loads, ("a", model)) == {}  # its hash is not known yet
+    watching.watch(NamespaceKnown({"type_k": "q4_0"}, ["type_k: other"]))
+    finished("last-load")
+    assert loads.recall([("a", model)])["a"].info.mismatch == ["type_k: other"]
+    assert namespaces(loads, ("a", model)) == {"a": "q4_0"}
+    watching.watch(Ready(info("embedder", namespace={}, cache_mode="off")))
+    finished("last-load")
+    assert loads.recall([("embedder", model)])["embedder"].info.cache_mode == "off"
