@@ -84,7 +84,7 @@ def _rights(descriptor: int) -> list[tuple[int, int, array.array[int]]]:
 class Channel(Generic[In]):
     """Blocking end of a link. One thread receives; any thread may send.
 
-    `incoming` is the union of frames that the other side may send, e.g. `frames.ToStore`.
+    `incoming` is the union of frames that the other side may send, e.g. `frames.store.ToStore`.
     """
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from .frames import Frame, ModelInfo, NamespaceKnown, Ready
+from .frames import Frame
+from .frames.worker import ModelInfo, NamespaceKnown, Ready
 
 LAST_LOADS_FILE = "models.json"
 """In the cache directory."""

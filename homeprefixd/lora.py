@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .config_adapters import MAX_SCALE
 from .errors import RequestError, UnavailableError
-from .frames import AdapterInfo, LoraChoice
+from .frames.worker import AdapterInfo, LoraChoice
 from .prefix.blocks import ADAPTER_NAMES, ADAPTERS
 
 Chosen = tuple[tuple[int, float], ...]

@@ -17,7 +17,7 @@ import msgspec
 from .config import Config
 from .config_file import EXPRESSIONS, joined
 from .errors import HomeprefixdError
-from .frames import Resize
+from .frames.store import Resize
 from .models.loading import stable_rules
 from .models.pool import Pool
 from .models.store_link import StoreLink, StoreSettings

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import NotFoundError, RequestError
-from ..frames import Purge
+from ..frames.store import Purge
 from . import fields
 from . import reply_shapes as shape
 from .durations import seconds

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import ContextOverflowError, HomeprefixdError, RequestError
-from ..frames import ApplyTemplate, Constraint, Generate, Message, Tokenize
+from ..frames.worker import ApplyTemplate, Constraint, Generate, Message, Tokenize
 from . import conversation, fields
 from . import reply_shapes as shape
 from .anthropic_reply import MessageWriter

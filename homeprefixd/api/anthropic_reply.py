@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import HomeprefixdError
-from ..frames import Accepted, CallPiece, Delta, Finished, Progress, Timings
+from ..frames.worker import Accepted, CallPiece, Delta, Finished, Progress, Timings
 from ..models.backend import Event
 from .errors import encode
 from .replies import whole_calls

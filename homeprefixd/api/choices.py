@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..frames import Finished
+from ..frames.worker import Finished
 from ..models.backend import Event, Generation
 from .errors import json_response
 from .openai_reply import ReplyWriter, stream_events, usage_object, write_event

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RequestError
-from ..frames import Constraint, Generate
+from ..frames.worker import Constraint, Generate
 from . import fields
 
 

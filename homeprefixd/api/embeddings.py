@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Embed
+from ..frames.worker import Embed
 from . import fields
 from .content_parts import checked_content, object_text
 from .errors import json_response, read_body

@@ -14,7 +14,7 @@ import msgspec
 
 from ..config_adapters import MAX_ADAPTERS, MAX_SCALE
 from ..errors import RequestError
-from ..frames import LoraChoice, Sampling
+from ..frames.worker import LoraChoice, Sampling
 
 logger = logging.getLogger(__name__)
 

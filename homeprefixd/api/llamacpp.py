@@ -12,7 +12,7 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import UnavailableError
-from ..frames import ApplyTemplate, DescribeTemplate, Detokenize, ModelInfo, Sampling, Tokenize
+from ..frames.worker import ApplyTemplate, DescribeTemplate, Detokenize, ModelInfo, Sampling, Tokenize
 from . import fields
 from . import reply_shapes as shape
 from .content_parts import check_ids, checked_content

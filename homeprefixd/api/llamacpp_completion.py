@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Accepted, Delta, Finished, Generate, Progress, Timings, Tokenize, TokenLogprob
+from ..frames.worker import Accepted, Delta, Finished, Generate, Progress, Timings, Tokenize, TokenLogprob
 from . import fields
 from .content_parts import checked_content, object_text
 from .errors import encode, read_body

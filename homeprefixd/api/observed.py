@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal
 
 from ..errors import HomeprefixdError
-from ..frames import Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
+from ..frames.worker import Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
 from ..models.backend import Backend, Event, Generation, KnownModel
 from .records import CACHED, Record, Records
 

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import HomeprefixdError, RequestError
-from ..frames import Constraint, Generate, Message, Sampling
+from ..frames.worker import Constraint, Generate, Message, Sampling
 from . import conversation, fields
 from . import reply_shapes as shape
 from .conversation import unsupported

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ..frames import Converted, Embed
+from ..frames.worker import Converted, Embed
 from . import fields
 from . import reply_shapes as shape
 from .embeddings import MAX_DIMENSIONS, check_size, floats

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import NotFoundError, UnavailableError
-from ..frames import DescribeTemplate, ModelInfo
+from ..frames.worker import DescribeTemplate, ModelInfo
 from . import fields
 from . import reply_shapes as shape
 from .conversation import missing

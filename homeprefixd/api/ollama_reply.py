@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import HomeprefixdError
-from ..frames import CallPiece, Delta, Finished, Timings, TokenLogprob
+from ..frames.worker import CallPiece, Delta, Finished, Timings, TokenLogprob
 from ..models.backend import Event
 from .errors import encode
 from .openai_reply import token_objects

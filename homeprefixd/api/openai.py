@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Constraint, Detokenize, Generate, Message
+from ..frames.worker import Constraint, Detokenize, Generate, Message
 from . import fields
 from . import reply_shapes as shape
 from .choices import respond_choices

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from .. import __version__
 from ..errors import HomeprefixdError
-from ..frames import Accepted, CallPiece, Delta, Finished, Progress, Timings, TokenLogprob
+from ..frames.worker import Accepted, CallPiece, Delta, Finished, Progress, Timings, TokenLogprob
 from ..models.backend import Event, Generation
 from .errors import INTERNAL, encode, error_object, is_gone, json_response
 from .sse import DONE, EventStream

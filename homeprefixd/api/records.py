@@ -20,7 +20,7 @@ import msgspec
 
 from ..explain.conclude import Explanation, OtherModel, conclude
 from ..explain.models_seen import ModelsSeen
-from ..frames import Account, Finished, GateDecision, Generate, Progress, SectionTokens
+from ..frames.worker import Account, Finished, GateDecision, Generate, Progress, SectionTokens
 from .figures_file import MOST_MODELS, Day, Figures, FiguresFile, Rate
 
 State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]

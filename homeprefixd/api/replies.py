@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from ..errors import HomeprefixdError
-from ..frames import Accepted, CallPiece, Delta, Finished, Progress
+from ..frames.worker import Accepted, CallPiece, Delta, Finished, Progress
 from ..models.backend import Event, Generation
 from .errors import INTERNAL, is_gone, json_response
 from .sse import EventStream

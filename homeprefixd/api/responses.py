@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import NotFoundError, RequestError
-from ..frames import Constraint, Generate, Message
+from ..frames.worker import Constraint, Generate, Message
 from . import conversation, fields
 from . import reply_shapes as shape
 from .conversation import joined, missing, unsupported

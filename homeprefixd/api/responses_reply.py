@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import HomeprefixdError
-from ..frames import Accepted, CallPiece, Delta, Finished, Timings
+from ..frames.worker import Accepted, CallPiece, Delta, Finished, Timings
 from ..models.backend import Event
 from .errors import encode
 from .replies import Call, whole_calls

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from ..frames import Generate
+from ..frames.worker import Generate
 from .access import KEYS, key_of
 
 PRIORITY_HEADER = "X-Homeprefixd-Priority"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from ..frames import Generate, TokenizeRequest
+from ..frames.worker import Generate, TokenizeRequest
 from . import fields
 from . import reply_shapes as shape
 from .errors import json_response, read_body

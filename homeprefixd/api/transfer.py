@@ -11,7 +11,7 @@ import os
 from aiohttp import web
 
 from ..errors import HomeprefixdError, RequestError
-from ..frames import Export
+from ..frames.store import Export
 from . import fields
 from .errors import json_response, read_body
 from .keys import ADMIN

@@ -17,7 +17,8 @@ import msgspec
 from aiohttp import web
 
 from ..errors import ContextOverflowError, HomeprefixdError, RequestError, UnavailableError
-from ..frames import Finished, Generate, LoraChoice, ModelInfo, Pin, Pinned, Plan, TokenizeRequest, Unpin
+from ..frames.store import Pin, Pinned, Plan, Unpin
+from ..frames.worker import Finished, Generate, LoraChoice, ModelInfo, TokenizeRequest
 from ..lora import choose, described
 from ..prefix.blocks import ADAPTER_NAMES, BLOCK_TOKENS
 from . import fields

@@ -36,7 +36,7 @@ from ..errors import HomeprefixdError, RequestError
 from ..explain.causes import CAUSES
 from ..explain.differences import difference
 from ..explain.prompt import Prompt
-from ..frames import Message
+from ..frames.worker import Message
 
 CHATML = (
     "{%- if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..engine.worker import Worker, build
 from ..errors import UnavailableError
-from ..frames import Delta, Failure, Finished, Frame, Generate, LoadModel, Sampling
+from ..frames import Frame
+from ..frames.worker import Delta, Failure, Finished, Generate, LoadModel, Sampling
 from ..prefix.client import StoreClient
 
 NATIVE = frozenset({("context.py", "decode"), ("sampling.py", "sample")})

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import frames
 from ..channel import Channel, ChannelClosedError
 from ..errors import StoreError
-from ..frames import NewNode
+from ..frames import Frame
+from ..frames import store as frames
+from ..frames.store import NewNode
 from ..models.store_link import StoreSettings
 from ..prefix.blocks import BLOCK_TOKENS, KEY_BYTES, block_key, to_le
 from ..prefix.client import StoreClient
@@ -77,7 +78,7 @@ class StoreProcess:
         self._channel: Channel[frames.FromStore] = Channel(ours, frames.FromStore)
         self.ask(frames.Hello(arena=False))
 
-    def ask(self, frame: frames.Frame) -> Any:
+    def ask(self, frame: Frame) -> Any:
         """Its answer. Raises StoreError."""
         try:
             self._channel.send(frame)

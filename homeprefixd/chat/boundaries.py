@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 from ..errors import HomeprefixdError
-from ..frames import Message
+from ..frames.worker import Message
 from .prompt import PromptBuilder
 
 _LAST = 3  # messages at whose ends boundaries are looked for

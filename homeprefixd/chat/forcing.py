@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import RequestError
-from ..frames import Constraint
+from ..frames.worker import Constraint
 from .braces import BraceRules, shared_rules
 from .dsml import ParameterRules
 from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, LISTS, Layout

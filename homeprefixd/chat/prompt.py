@@ -17,7 +17,7 @@ import jinja2
 import msgspec
 
 from ..errors import HomeprefixdError, ModelError, RequestError
-from ..frames import Message
+from ..frames.worker import Message
 from .adapting import adapted
 from .layout import Layout, detect_layout, takes_tools
 from .sandbox import ChatEnvironment, TemplateRaisedError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..frames import CallPiece
+from ..frames.worker import CallPiece
 from .call_object import CallObject, MalformedError
 from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, LISTS, Layout
 from .other_forms import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ..frames import Generate, Message, StableRules
+from ..frames.worker import Generate, Message, StableRules
 
 _BILLING = re.compile(r"^[^\S\n]*x-[\w-]*billing[\w-]*:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
 """A coding agent's header line in the system message: its version, and a number that is new with each request."""

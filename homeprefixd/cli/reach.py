@@ -36,7 +36,7 @@ from ..program import typed
 from .answers import is_always_there, lack
 
 if TYPE_CHECKING:
-    from ..frames import Transferred
+    from ..frames.store import Transferred
     from ..prefix.client import AdminClient
 
 DAEMON_FILE = "daemon.json"

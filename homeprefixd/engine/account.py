@@ -18,7 +18,9 @@ import numpy as np
 from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length
-from ..frames import Account, Delta, Failure, Finding, Finished, Frame, Generate, SectionTokens, Traced
+from ..frames import Frame
+from ..frames.store import Traced
+from ..frames.worker import Account, Delta, Failure, Finding, Finished, Generate, SectionTokens
 from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
 

@@ -16,7 +16,7 @@ import msgspec
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError
-from ..frames import AdapterFile, AdapterInfo
+from ..frames.worker import AdapterFile, AdapterInfo
 from ..lora import Chosen
 from .bindings import Model, check_gguf
 from .context import Context

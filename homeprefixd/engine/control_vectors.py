@@ -18,7 +18,7 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError
-from ..frames import ControlVector
+from ..frames.worker import ControlVector
 from ..gguf_header import F32, TensorPlace, tensor_places
 from ..lora import as_float32
 from .bindings import Model

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
-from ..frames import PlanNode
+from ..frames.store import PlanNode
 from ..prefix.blocks import BLOCK_TOKENS
 from .edges import EdgeSlicer
 from .restoring import BLOCK_PATIENCE, Restorer

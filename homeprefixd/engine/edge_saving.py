@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..frames import NewNode
+from ..frames.store import NewNode
 from ..prefix.blocks import BLOCK_TOKENS, EDGE, block_key, to_le
 from .bindings import Model
 from .edges import EdgeSlicer

@@ -19,7 +19,8 @@ from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..channel import ChannelClosedError
 from ..errors import ContextOverflowError, HomeprefixdError, ModelError, RequestError
-from ..frames import Converted, Embed, Frame
+from ..frames import Frame
+from ..frames.worker import Converted, Embed
 from .bindings import Model
 from .failures import DecodeError, failure_of
 

@@ -8,18 +8,17 @@ from collections.abc import Callable
 
 from ..channel import Channel, ChannelClosedError
 from ..errors import RequestError
-from ..frames import (
+from ..frames import Frame, Stop
+from ..frames.worker import (
     ApplyTemplate,
     Cancel,
     DescribeTemplate,
     Detokenize,
     Embed,
-    Frame,
     Generate,
     Heartbeat,
     ModelInfo,
     Ready,
-    Stop,
     Tokenize,
     ToWorker,
     UseStore,

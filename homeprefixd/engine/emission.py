@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ..chat.reply import ReplyParser, Split
 from ..chat.stream import TextStream
-from ..frames import CallPiece, Delta, Finished, Frame, TokenLogprob
+from ..frames import Frame
+from ..frames.worker import CallPiece, Delta, Finished, TokenLogprob
 from .bindings import Model
 from .constraint import Mask
 from .context import Context

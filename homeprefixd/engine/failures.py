@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import HomeprefixdError
-from ..frames import Failure
+from ..frames.worker import Failure
 
 
 class DecodeError(Exception):

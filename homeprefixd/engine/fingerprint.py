@@ -16,7 +16,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as C  # noqa: N812
 
-from ..frames import ControlVector
+from ..frames.worker import ControlVector
 from ..prefix.blocks import ADAPTERS, CONTROL_VECTORS, EDGES, FORMAT_VERSION, Edges
 from .bindings import Model
 from .capacity import original_context

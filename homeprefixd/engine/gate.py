@@ -13,7 +13,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from ..frames import GateDecision, PlanNode
+from ..frames.store import PlanNode
+from ..frames.worker import GateDecision
 from ..prefix.blocks import BLOCK_TOKENS
 
 _CALLS = 8  # prefill calls and

@@ -14,14 +14,14 @@ from ..chat.boundaries import boundaries
 from ..chat.prompt import PromptBuilder
 from ..chat.stream import TextStream
 from ..errors import BusyError, ContextOverflowError, HomeprefixdError, RequestError
-from ..frames import (
+from ..frames import Frame
+from ..frames.worker import (
     Accepted,
     AdapterInfo,
     ApplyTemplate,
     Conversion,
     Converted,
     Detokenize,
-    Frame,
     Generate,
     Tokenize,
     TokenizeRequest,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import TokenLogprob
+from ..frames.worker import TokenLogprob
 
 _ROWS = 8  # that are reduced at once: a row is up to a megabyte, and there are two copies of each
 

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from ..errors import ModelError
-from ..frames import AdapterFile, LoadModel
+from ..frames.worker import AdapterFile, LoadModel
 from ..last_loads import HEAD
 from ..supervise import Exit, child_environment, module_command
 

@@ -18,7 +18,7 @@ import msgspec
 
 from ..child import become_child
 from ..errors import ModelError
-from ..frames import LoadModel
+from ..frames.worker import LoadModel
 from .probe import ADAPTERS, LOADED, WHOLE, Outcome
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..frames import Generate, Remember, Stretch
+from ..frames.store import Remember, Stretch
+from ..frames.worker import Generate
 from ..lora import Space
 from ..prefix.blocks import from_le, text_digest, text_tail, to_le
 from .store import Store

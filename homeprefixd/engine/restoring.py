@@ -10,7 +10,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from ..frames import GateDecision, PlanNode
+from ..frames.store import PlanNode
+from ..frames.worker import GateDecision
 from ..prefix.blocks import BLOCK_TOKENS
 from ..prefix.scratch import Scratch
 from .gate import Gate

@@ -16,7 +16,7 @@ from typing import Any
 from llama_cpp import llama_cpp as C  # noqa: N812
 
 from ..errors import ModelError, RequestError
-from ..frames import SAMPLERS, Sampling
+from ..frames.worker import SAMPLERS, Sampling
 from .bindings import Model
 from .context import Context
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import defaultdict
 
-from ..frames import NewNode
+from ..frames.store import NewNode
 from ..prefix.blocks import BLOCK_TOKENS, to_le
 from ..prefix.runs import longest_run
 from .bindings import Model

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import BusyError, HomeprefixdError, ModelError, UnavailableError
-from ..frames import Delta, Frame, Heartbeat, Progress
+from ..frames import Frame
+from ..frames.worker import Delta, Heartbeat, Progress
 from ..prefix.blocks import BLOCK_TOKENS
 from .adapters import Adapters
 from .admission import Queue

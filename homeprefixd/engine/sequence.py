@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..chat.stream import TextStream
-from ..frames import GateDecision, PlanNode, Sampling, Timings
+from ..frames.store import PlanNode
+from ..frames.worker import GateDecision, Sampling, Timings
 from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, BlockKey, block_key, to_le
 from .context import TokenArray

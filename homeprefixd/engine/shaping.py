@@ -15,7 +15,7 @@ from ..chat.forcing import answer_grammar, calls_grammar, forced_functions, tool
 from ..chat.layout import Layout
 from ..chat.reply import ReplyParser
 from ..errors import RequestError
-from ..frames import Generate
+from ..frames.worker import Generate
 from .bindings import Model
 from .constraint import Constraints, Mask
 from .emission import Reply

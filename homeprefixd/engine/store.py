@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..frames import NewNode, PlanNode, Recalled, Remember, Traced
+from ..frames.store import NewNode, PlanNode, Recalled, Remember, Traced
 
 
 class OpenedNamespace(Protocol):

@@ -27,13 +27,14 @@ from ..channel import Channel, ChannelClosedError
 from ..child import become_child
 from ..config import FULL
 from ..errors import HomeprefixdError, ModelError
-from ..frames import (
+from ..frames import Frame, Stop
+from ..frames.store import Traced
+from ..frames.worker import (
     ApplyTemplate,
     Cancel,
     DescribeTemplate,
     Detokenize,
     Embed,
-    Frame,
     Generate,
     Loading,
     LoadModel,
@@ -43,11 +44,9 @@ from ..frames import (
     SetLogLevel,
     SetRules,
     StableRules,
-    Stop,
     Tokenize,
     TokenizeRequest,
     ToWorker,
-    Traced,
     UseStore,
 )
 from ..last_loads import LastLoads, Remembering

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..frames import Account, GateDecision, Timings
+from ..frames.worker import Account, GateDecision, Timings
 from .causes import HARMLESS, REMOVALS, advice, title
 
 _SLACK = 8

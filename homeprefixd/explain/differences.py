@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..frames import Message
+from ..frames.worker import Message
 from .causes import CAUSES, MOVE
 from .prompt import Part, Prompt, common_length, tool_name
 from .proposal import NOTHING, Proposal, moving

@@ -9,7 +9,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..frames import Message
+from ..frames.worker import Message
 from .conclude import OtherModel
 
 _MOST = 4096  # beginnings of chats

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..frames import Message
+from ..frames.worker import Message
 
 _PROBE = 120  # characters by which a message is looked for where the whole is not found
 _TOOL_HEAD = 300  # characters before a tool's name within which its JSON begins

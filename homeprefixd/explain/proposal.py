@@ -10,7 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from ..chat import stable
-from ..frames import StableRules
+from ..frames.worker import StableRules
 from .prompt import common_length
 from .volatile import date_words
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..config import AdapterConfig, ModelConfig
 from ..errors import ModelError
-from ..frames import AdapterFile
+from ..frames.worker import AdapterFile
 from ..gguf_header import read_metadata
 
 _WANTED = {"general.type": str, "adapter.type": str, "general.architecture": str, "adapter.lora.alpha": float}

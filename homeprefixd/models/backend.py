@@ -9,27 +9,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from ..frames import (
-    Accepted,
-    Compacted,
-    Conversion,
-    Converted,
-    Delta,
-    Export,
-    Finished,
-    Generate,
-    ModelInfo,
-    Pin,
-    Pinned,
-    Plan,
-    Prefixes,
-    Progress,
-    Purge,
-    Purged,
-    Transferred,
-    Unpin,
-    Verified,
-)
+from ..frames.store import Compacted, Export, Pin, Pinned, Plan, Prefixes, Purge, Purged, Transferred, Unpin, Verified
+from ..frames.worker import Accepted, Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
 
 Event = Accepted | Progress | Delta | Finished
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from ..errors import BusyError, HomeprefixdError, RequestError
-from ..frames import Converted
+from ..frames.worker import Converted
 
 MAX_WAITING = 64
 """Questions that may wait for their answers; more are refused."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..config import FULL, GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, Config, ModelConfig, StableConfig
-from ..frames import ControlVector, LoadModel, StableRules
+from ..frames.worker import ControlVector, LoadModel, StableRules
 from ..gguf_header import kv_bytes_per_token, read_details
 from ..supervise import module_command
 from .adapters import adapter_files, adapters_bytes

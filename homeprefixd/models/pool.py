@@ -16,7 +16,7 @@ import msgspec
 
 from ..config import AT_ONCE
 from ..errors import BusyError, HomeprefixdError, ModelError, NotFoundError, RequestError, UnavailableError
-from ..frames import (
+from ..frames.worker import (
     Conversion,
     Converted,
     Embed,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from ..errors import HomeprefixdError
-from ..frames import Account, Delta, Finished, Generate, Progress
+from ..frames.worker import Account, Delta, Finished, Generate, Progress
 from .backend import Event
 
 WAIT_TOLD = 0.1

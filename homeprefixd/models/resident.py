@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from ..errors import HomeprefixdError, UnavailableError
-from ..frames import Account, Generate, LoraChoice, ModelInfo
+from ..frames.worker import Account, Generate, LoraChoice, ModelInfo
 from ..lora import choose, described
 from ..prefix.blocks import ADAPTER_NAMES
 from .backend import Event, KnownModel, ModelState

@@ -24,12 +24,12 @@ import msgspec
 
 from ..channel import AsyncChannel, ChannelClosedError
 from ..errors import NotFoundError, StoreError, UnavailableError, from_frame
-from ..frames import (
+from ..frames import Frame, Stop
+from ..frames.store import (
     Adopt,
     Compact,
     Compacted,
     Export,
-    Frame,
     FromStore,
     Hello,
     Import,
@@ -47,7 +47,6 @@ from ..frames import (
     Resized,
     Stats,
     StatsReply,
-    Stop,
     Transferred,
     Unpin,
     UseModels,

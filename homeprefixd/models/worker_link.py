@@ -27,7 +27,8 @@ from ..errors import (
     WorkerDiedError,
     from_frame,
 )
-from ..frames import (
+from ..frames import Frame, Stop
+from ..frames.worker import (
     Accepted,
     Account,
     Cancel,
@@ -36,7 +37,6 @@ from ..frames import (
     Delta,
     Failure,
     Finished,
-    Frame,
     FromWorker,
     Generate,
     Heartbeat,
@@ -49,7 +49,6 @@ from ..frames import (
     SetLogLevel,
     SetRules,
     StableRules,
-    Stop,
     UseStore,
 )
 from ..supervise import Backoff, Child, Exit, Supervisor

@@ -18,18 +18,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import frames
 from ..channel import Channel, ChannelClosedError
 from ..child import PARENT_PID
 from ..errors import StoreError, from_frame
-from ..frames import FromStore, Prefixes, Purged
+from ..frames import Frame
+from ..frames import store as frames
+from ..frames.store import FromStore, Prefixes, Purged
 from .directory import DATA
 
 _LAST_WORDS = 20
 _STOP_SECONDS = 60.0
 _WARM = 1 << 30  # bytes; a budget that nothing is stored under
 
-F = TypeVar("F", bound=frames.Frame)
+F = TypeVar("F", bound=Frame)
 
 
 class AdminClient:
@@ -183,7 +184,7 @@ class AdminClient:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _ask(self, frame: frames.Frame, kind: type[F], descriptor: int | None = None) -> F:
+    def _ask(self, frame: Frame, kind: type[F], descriptor: int | None = None) -> F:
         """`descriptor` travels with the frame; it stays the caller's."""
         try:
             self._channel.send(frame, descriptor)

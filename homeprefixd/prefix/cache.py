@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..frames import NewNode
+from ..frames.store import NewNode
 from .arena import Arena, pages
 from .blocks import Namespace
 from .codec import Decoder

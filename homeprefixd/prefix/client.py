@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from .. import frames
 from ..channel import Channel, ChannelClosedError
-from ..frames import FromStore, NewNode, PlanNode
+from ..frames import Frame
+from ..frames import store as frames
+from ..frames.store import FromStore, NewNode, PlanNode
 from .admin import AdminClient
 from .blocks import BLOCK_TOKENS, Namespace
 from .runs import layout_of
@@ -278,7 +279,7 @@ class _Link:
             self.send(frames.FileHash(0, 0, 0, 0, 0))
         return True
 
-    def send(self, frame: frames.Frame) -> bool:
+    def send(self, frame: Frame) -> bool:
         """False if the connection is gone. Does not wait for a store that does not read."""
         if self._closed:
             return False
@@ -288,7 +289,7 @@ class _Link:
             return False
         return True
 
-    def ask(self, ticket: int, frame: frames.Frame, waiter: Lookup | _Reply) -> None:
+    def ask(self, ticket: int, frame: Frame, waiter: Lookup | _Reply) -> None:
         """Send a frame whose answers go to `waiter`; a store that is silent counts as gone."""
         lost = self.silent
         with self.lock:
@@ -536,7 +537,7 @@ class StoreClient:
         if link is not None:
             link.send(frames.FileHash(next(self._tickets), device, inode, size, mtime_ns, sha256))
 
-    def _answer(self, question: Callable[[int], frames.Frame], timeout: float) -> Any:
+    def _answer(self, question: Callable[[int], Frame], timeout: float) -> Any:
         """The answer to a frame, which is made from its ticket; None without a store, or after `timeout` seconds."""
         link = self._link
         if link is None:
@@ -550,7 +551,7 @@ class StoreClient:
         return offset & ((1 << _EPOCH_SHIFT) - 1) if offset >> _EPOCH_SHIFT == link.epoch else None
 
     @staticmethod
-    def _ask(link: _Link, ticket: int, frame: frames.Frame, deadline: float) -> Any:
+    def _ask(link: _Link, ticket: int, frame: Frame, deadline: float) -> Any:
         reply = _Reply()
         link.ask(ticket, frame, reply)
         answer = reply.wait(max(0.0, deadline - time.monotonic()))

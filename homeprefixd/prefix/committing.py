@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..frames import NewNode
+from ..frames.store import NewNode
 from .blocks import BLOCK_TOKENS, EDGE, block_key, edges_of, swap
 from .disk import Disk
 from .hot import Extent, HotNode

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from ..channel import Channel, ChannelClosedError
 from ..errors import HomeprefixdError
-from ..frames import (
+from ..frames import Frame, Stop
+from ..frames.store import (
     Abandon,
     Adopt,
     BlockLost,
@@ -29,7 +30,6 @@ from ..frames import (
     FileHashKnown,
     Flush,
     Flushed,
-    Frame,
     Hello,
     Import,
     ListPrefixes,
@@ -54,7 +54,6 @@ from ..frames import (
     Resized,
     Stats,
     StatsReply,
-    Stop,
     Taken,
     ToStore,
     Trace,

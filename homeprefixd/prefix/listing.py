@@ -6,7 +6,7 @@ import dataclasses
 import heapq
 from typing import Any
 
-from ..frames import PrefixInfo
+from ..frames.store import PrefixInfo
 from .blocks import FORMAT_VERSION, KEY_BYTES
 from .cache import Cache
 from .pins import PinRow

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..frames import PlanNode
+from ..frames.store import PlanNode
 from .blocks import KEY_BYTES
 from .codec import DamagedError, Decoder
 from .disk import Disk, MissingError

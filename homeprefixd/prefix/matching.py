@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ..frames import PlanNode
+from ..frames.store import PlanNode
 from .arena import pages
 from .blocks import TokensBE, edges_of, swap
 from .disk import Disk

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
-from ..frames import Pin, PinInfo, Unpin
+from ..frames.store import Pin, PinInfo, Unpin
 from ..program import typed
 from . import resuming
 from .blocks import KEY_BYTES, TokensBE, edges_of, swap

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from ..frames import Stretch
+from ..frames.store import Stretch
 from .blocks import KEY_BYTES
 
 MOST_ROWS = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..frames import NewNode
+from ..frames.store import NewNode
 from .hot import Extent
 
 if TYPE_CHECKING:

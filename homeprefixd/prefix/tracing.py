@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..frames import Gone, Traced
+from ..frames.store import Gone, Traced
 from .blocks import ADAPTER_NAMES, ADAPTERS, BLOCK_TOKENS, MODEL_NAME, TokensBE, block_key, swap
 from .cache import Cache
 from .registry import differences

@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableError
-from ..frames import NewNode
+from ..frames.store import NewNode
 from ..program import typed
 from . import resuming
 from .arena import pages

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from homeprefixd.frames import ModelInfo, NamespaceKnown, Ready
+from homeprefixd.frames.worker import ModelInfo, NamespaceKnown, Ready
 from homeprefixd.last_loads import HEAD, LAST_LOADS_FILE, LastLoads, Remembering
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from homeprefixd.channel import Channel, ChannelClosedError
 from homeprefixd.child import become_child
-from homeprefixd.frames import (
+from homeprefixd.frames import Stop
+from homeprefixd.frames.store import (
     Adopt,
     Hello,
     ListPrefixes,
@@ -26,7 +27,6 @@ from homeprefixd.frames import (
     Purged,
     Stats,
     StatsReply,
-    Stop,
     ToStore,
     Welcome,
 )

@@ -14,23 +14,22 @@ from typing import Any
 
 from homeprefixd.channel import Channel, ChannelClosedError
 from homeprefixd.child import become_child
-from homeprefixd.frames import (
+from homeprefixd.frames import Stop
+from homeprefixd.frames.store import FromStore, Hello
+from homeprefixd.frames.worker import (
     Accepted,
     Cancel,
     Converted,
     Delta,
     Failure,
     Finished,
-    FromStore,
     Generate,
     Heartbeat,
-    Hello,
     Loading,
     LoadModel,
     ModelInfo,
     Progress,
     Ready,
-    Stop,
     Timings,
     Tokenize,
     ToWorker,

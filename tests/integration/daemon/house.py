@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from homeprefixd.config import Config
-from homeprefixd.frames import Generate, LoadModel, Sampling
+from homeprefixd.frames.worker import Generate, LoadModel, Sampling
 from homeprefixd.models.catalog import Catalog, ModelSpec
 from homeprefixd.models.loading import load_frame
 from homeprefixd.models.pool import Pool

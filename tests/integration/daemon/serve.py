@@ -19,7 +19,7 @@ from homeprefixd.api.keyring import KeyRing
 from homeprefixd.config import Config, ServerConfig
 from homeprefixd.daemon import Daemon, DaemonState, configure_logging
 from homeprefixd.errors import HomeprefixdError
-from homeprefixd.frames import Delta
+from homeprefixd.frames.worker import Delta
 from homeprefixd.models.backend import Backend, CacheAdmin
 from tests.integration.daemon.house import fake, say
 

@@ -21,7 +21,8 @@ from homeprefixd.errors import (
     UnavailableError,
     WorkerDiedError,
 )
-from homeprefixd.frames import Accepted, Delta, Detokenize, Finished, Progress, Purge, Tokenize
+from homeprefixd.frames.store import Purge
+from homeprefixd.frames.worker import Accepted, Delta, Detokenize, Finished, Progress, Tokenize
 from homeprefixd.models.pool import Pool
 from homeprefixd.models.store_link import StoreLink
 from homeprefixd.models.worker_link import Limits

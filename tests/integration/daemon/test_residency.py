@@ -16,7 +16,7 @@ from homeprefixd.api.observed import Observations, ObservedBackend
 from homeprefixd.api.records import Records
 from homeprefixd.config import Config, ModelConfig
 from homeprefixd.errors import HomeprefixdError, ModelError, NotFoundError, UnavailableError
-from homeprefixd.frames import Delta, Tokenize
+from homeprefixd.frames.worker import Delta, Tokenize
 from homeprefixd.models.catalog import Catalog, ModelSpec
 from homeprefixd.models.loading import Budget, load_frame
 from homeprefixd.models.pool import Pool

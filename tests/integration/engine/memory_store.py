@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from homeprefixd.frames import NewNode, PlanNode, Recalled, Remember, Traced
+from homeprefixd.frames.store import NewNode, PlanNode, Recalled, Remember, Traced
 from homeprefixd.prefix.blocks import block_key, common_tokens, namespace_of
 from homeprefixd.prefix.replies import Replies
 from homeprefixd.prefix.runs import layout_of

@@ -16,17 +16,8 @@ from homeprefixd.engine.context import Context
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
 from homeprefixd.errors import from_frame
-from homeprefixd.frames import (
-    Delta,
-    Failure,
-    Finished,
-    Frame,
-    Generate,
-    LoadModel,
-    Message,
-    NamespaceKnown,
-    Sampling,
-)
+from homeprefixd.frames import Frame
+from homeprefixd.frames.worker import Delta, Failure, Finished, Generate, LoadModel, Message, NamespaceKnown, Sampling
 from tests.integration.engine.memory_store import MemoryStore
 
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)

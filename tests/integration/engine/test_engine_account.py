@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homeprefixd.explain.conclude import conclude
-from homeprefixd.frames import Account, Finished, Message, StableRules
+from homeprefixd.frames.worker import Account, Finished, Message, StableRules
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Running
 

@@ -14,7 +14,7 @@ import pytest
 
 from homeprefixd.engine.control_vectors import ControlVectors
 from homeprefixd.errors import ModelError
-from homeprefixd.frames import ControlVector
+from homeprefixd.frames.worker import ControlVector
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Logits, Running
 from tests.tiny_model import LAYERS, WIDTH

@@ -17,7 +17,7 @@ import pytest
 from homeprefixd.engine import edge_restoring, edge_saving, namespaces, probe, restoring
 from homeprefixd.engine.edges import EdgeSlicer
 from homeprefixd.engine.worker import DEBUG_LOGITS
-from homeprefixd.frames import AdapterFile, Delta, Finished, LoraChoice, Message
+from homeprefixd.frames.worker import AdapterFile, Delta, Finished, LoraChoice, Message
 from homeprefixd.lora import described
 from homeprefixd.prefix import client
 from homeprefixd.prefix.client import Lookup, Slot, StoreClient

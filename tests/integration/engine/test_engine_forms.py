@@ -25,7 +25,7 @@ from homeprefixd.engine.gbnf import translate
 from homeprefixd.engine.infill import fill_prompt
 from homeprefixd.engine.llama_log import LlamaLog
 from homeprefixd.errors import RequestError
-from homeprefixd.frames import Constraint
+from homeprefixd.frames.worker import Constraint
 from tests.integration.engine.form_cases import (
     AMBIGUOUS,
     FUNCTIONS,

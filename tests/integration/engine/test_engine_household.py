@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homeprefixd.engine.scheduler import Engine
-from homeprefixd.frames import Accepted, Delta, Finished, Progress
+from homeprefixd.frames.worker import Accepted, Delta, Finished, Progress
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Logits, Running
 

@@ -14,7 +14,7 @@ from homeprefixd.engine.context import Batch
 from homeprefixd.engine.likelihood import PromptLogprobs, token_logprob
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.errors import RequestError
-from homeprefixd.frames import Delta, Finished, Progress, TokenLogprob
+from homeprefixd.frames.worker import Delta, Finished, Progress, TokenLogprob
 from tests.integration.engine.running import Running
 
 Run = Callable[..., Running]

@@ -15,7 +15,7 @@ import pytest
 from homeprefixd import lora
 from homeprefixd.engine import namespaces
 from homeprefixd.errors import RequestError, UnavailableError
-from homeprefixd.frames import AdapterFile, Finished, LoraChoice
+from homeprefixd.frames.worker import AdapterFile, Finished, LoraChoice
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Logits, Running
 from tests.tiny_lora import make_lora

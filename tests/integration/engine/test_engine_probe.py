@@ -13,7 +13,7 @@ import pytest
 from homeprefixd.engine import probe as probing
 from homeprefixd.engine.probe import MEMO, Outcome, probe
 from homeprefixd.errors import ModelError
-from homeprefixd.frames import AdapterFile
+from homeprefixd.frames.worker import AdapterFile
 from tests.integration.engine.running import Running, load_frame
 from tests.tiny_lora import make_lora
 

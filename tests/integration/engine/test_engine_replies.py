@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from homeprefixd.errors import RequestError
-from homeprefixd.frames import Constraint, Delta, Failure, Finished, Message, Sampling
+from homeprefixd.frames.worker import Constraint, Delta, Failure, Finished, Message, Sampling
 from tests.integration.engine.form_cases import AMBIGUOUS, FUNCTIONS, HOSTILE, obj
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Running, load_frame

@@ -9,7 +9,7 @@ import pytest
 
 from homeprefixd.engine.fingerprint import library_hashes
 from homeprefixd.engine.slices import Slicer
-from homeprefixd.frames import Accepted, Finished, Message, NamespaceKnown, Progress
+from homeprefixd.frames.worker import Accepted, Finished, Message, NamespaceKnown, Progress
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import GREEDY, Running
 

@@ -17,7 +17,7 @@ from homeprefixd.engine.places import Place
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
 from homeprefixd.errors import ContextOverflowError, HomeprefixdError, RequestError, UnavailableError
-from homeprefixd.frames import Accepted, Delta, Failure, Finished, Message, Progress, Sampling
+from homeprefixd.frames.worker import Accepted, Delta, Failure, Finished, Message, Progress, Sampling
 from tests.integration.engine.running import Logits, Running
 
 Run = Callable[..., Running]

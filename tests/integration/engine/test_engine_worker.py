@@ -16,26 +16,23 @@ from typing import Any
 import pytest
 
 from homeprefixd.channel import Channel, ChannelClosedError
-from homeprefixd.frames import (
+from homeprefixd.frames import Frame, Stop
+from homeprefixd.frames.store import Adopt, FromStore, Hello
+from homeprefixd.frames.worker import (
     Accepted,
     Account,
-    Adopt,
     Cancel,
     Delta,
     Failure,
     Finished,
-    Frame,
-    FromStore,
     FromWorker,
     Generate,
     Heartbeat,
-    Hello,
     Loading,
     Message,
     NamespaceKnown,
     Progress,
     Ready,
-    Stop,
     UseStore,
 )
 from tests.integration.engine.running import GREEDY, load_frame

@@ -11,18 +11,9 @@ import msgspec
 
 from homeprefixd.channel import encode
 from homeprefixd.errors import HomeprefixdError, NotFoundError
-from homeprefixd.frames import (
-    Accepted,
-    Account,
-    CallPiece,
+from homeprefixd.frames.store import (
     Compacted,
-    Conversion,
-    Converted,
-    Delta,
     Export,
-    Finished,
-    Generate,
-    ModelInfo,
     Pin,
     PinInfo,
     Pinned,
@@ -30,13 +21,24 @@ from homeprefixd.frames import (
     PlanNode,
     Prefixes,
     PrefixInfo,
-    Progress,
     Purge,
     Purged,
-    Timings,
     Transferred,
     Unpin,
     Verified,
+)
+from homeprefixd.frames.worker import (
+    Accepted,
+    Account,
+    CallPiece,
+    Conversion,
+    Converted,
+    Delta,
+    Finished,
+    Generate,
+    ModelInfo,
+    Progress,
+    Timings,
 )
 from homeprefixd.models.backend import Event, KnownModel
 

@@ -18,7 +18,7 @@ from homeprefixd.api.openai import ChatBody
 from homeprefixd.api.openai_reply import FINGERPRINT
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import BusyError, ContextOverflowError, UnavailableError, WorkerDiedError
-from homeprefixd.frames import Accepted, Delta, Finished, Message, Progress, Sampling
+from homeprefixd.frames.worker import Accepted, Delta, Finished, Message, Progress, Sampling
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from scripted_backend import TIMINGS, ScriptedBackend
 
-from homeprefixd.frames import Accepted, Converted, Delta, Finished
+from homeprefixd.frames.worker import Accepted, Converted, Delta, Finished
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": MESSAGES}

@@ -17,7 +17,7 @@ from homeprefixd.api import connection
 from homeprefixd.api.app import create_app
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import UnavailableError
-from homeprefixd.frames import Accepted, Delta, Finished, Progress
+from homeprefixd.frames.worker import Accepted, Delta, Finished, Progress
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 STREAM = {**CHAT, "stream": True}

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 
-from homeprefixd.frames import Converted, DescribeTemplate, Embed, Tokenize
+from homeprefixd.frames.worker import Converted, DescribeTemplate, Embed, Tokenize
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 

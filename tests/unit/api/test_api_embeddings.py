@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import ScriptedBackend
 
 from homeprefixd.errors import RequestError
-from homeprefixd.frames import Converted, Embed
+from homeprefixd.frames.worker import Converted, Embed
 
 PATH = "/v1/embeddings"
 VECTORS = [struct.pack("<2f", 0.6, 0.8), struct.pack("<2f", 1.0, 0.0)]

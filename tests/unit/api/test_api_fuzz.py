@@ -23,7 +23,7 @@ from homeprefixd.api.llamacpp_completion import InfillBody
 from homeprefixd.api.openai import ChatBody, CompletionBody
 from homeprefixd.api.warming import PinBody
 from homeprefixd.config import ServerConfig
-from homeprefixd.frames import Converted, ToWorker
+from homeprefixd.frames.worker import Converted, ToWorker
 
 NUMBERS = st.one_of(
     st.integers(-3, 5),

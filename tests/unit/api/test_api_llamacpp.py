@@ -10,7 +10,7 @@ from scripted_backend import ScriptedBackend
 
 from homeprefixd.api.content_parts import MAX_TEXT, MAX_TOKENS, check_ids, checked_content
 from homeprefixd.errors import RequestError, UnavailableError
-from homeprefixd.frames import ApplyTemplate, Converted, DescribeTemplate, Detokenize, Message, Tokenize
+from homeprefixd.frames.worker import ApplyTemplate, Converted, DescribeTemplate, Detokenize, Message, Tokenize
 
 PREFIXES = pytest.mark.parametrize("prefix", ["", "/v1"])
 

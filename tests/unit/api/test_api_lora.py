@@ -11,7 +11,7 @@ from scripted_backend import MODEL, ScriptedBackend
 
 from homeprefixd.api.warming import description_of
 from homeprefixd.errors import RequestError, UnavailableError
-from homeprefixd.frames import AdapterInfo, LoraChoice
+from homeprefixd.frames.worker import AdapterInfo, LoraChoice
 from homeprefixd.lora import choose, described
 from homeprefixd.prefix.blocks import namespace_of
 

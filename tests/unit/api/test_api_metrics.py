@@ -14,7 +14,7 @@ from scripted_backend import TIMINGS, MemoryAdmin, ScriptedBackend
 from homeprefixd.api.metrics import STORE, WORKER
 from homeprefixd.api.observed import FIRST_TOKEN_BOUNDS, Histogram, Observations, ObservedBackend
 from homeprefixd.errors import BusyError, UnavailableError, WorkerDiedError
-from homeprefixd.frames import Accepted, Delta, Finished, Generate, Progress, Sampling
+from homeprefixd.frames.worker import Accepted, Delta, Finished, Generate, Progress, Sampling
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 WORKER_STATUS: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from scripted_backend import ScriptedBackend
 
-from homeprefixd.frames import Converted
+from homeprefixd.frames.worker import Converted
 
 CHAT = "/v1/chat/completions"
 

@@ -16,7 +16,7 @@ from homeprefixd.api.keys import BACKEND
 from homeprefixd.api.ollama_models import capabilities
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import HomeprefixdError
-from homeprefixd.frames import (
+from homeprefixd.frames.worker import (
     Accepted,
     CallPiece,
     Converted,

@@ -13,7 +13,7 @@ from scripted_backend import MemoryAdmin, ScriptedBackend
 from homeprefixd.api.app import create_app
 from homeprefixd.api.openapi import all_operations, document
 from homeprefixd.config import ServerConfig
-from homeprefixd.frames import Converted
+from homeprefixd.frames.worker import Converted
 
 SAMPLES: dict[str, Any] = {
     "/chat/completions": {"messages": [{"role": "user", "content": "x"}]},

@@ -19,7 +19,7 @@ from homeprefixd.api.records import Record, Records, app_name
 from homeprefixd.config import RecordsConfig, ServerConfig
 from homeprefixd.config_file import Applied
 from homeprefixd.errors import UnavailableError, WorkerDiedError
-from homeprefixd.frames import Accepted, Account, Delta, Finding, Finished, GateDecision, Progress, SectionTokens
+from homeprefixd.frames.worker import Accepted, Account, Delta, Finding, Finished, GateDecision, Progress, SectionTokens
 
 CHAT = {"messages": [{"role": "user", "content": "a secret question"}]}
 SECTIONS = [SectionTokens("system message", 60), SectionTokens("message 1 (user)", 30), SectionTokens("template", 10)]

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import TIMINGS, ScriptedBackend, ScriptedGeneration
 
 from homeprefixd.errors import BusyError
-from homeprefixd.frames import (
+from homeprefixd.frames.worker import (
     Accepted,
     CallPiece,
     Constraint,

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import TIMINGS, ScriptedBackend
 
 from homeprefixd.errors import ContextOverflowError, HomeprefixdError
-from homeprefixd.frames import Accepted, CallPiece, Delta, Finished, Message, Progress
+from homeprefixd.frames.worker import Accepted, CallPiece, Delta, Finished, Message, Progress
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "light", "description": "Switch", "parameters": {"type": "object"}, "strict": True}

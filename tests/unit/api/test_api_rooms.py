@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import HomeprefixdError
-from ..frames import Delta, Finished, Generate
+from ..frames.worker import Delta, Finished, Generate
 from . import fields
 from .errors import encode, read_body
 from .keys import BACKEND, CONFIG, IDENTITY

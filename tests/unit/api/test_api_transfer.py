@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient
 from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 
 from homeprefixd.errors import NotFoundError, RequestError
-from homeprefixd.frames import Converted
+from homeprefixd.frames.worker import Converted
 
 LONG = os.urandom(3 << 20)
 

@@ -11,7 +11,8 @@ from scripted_backend import MODEL, MemoryAdmin, ScriptedBackend
 
 from homeprefixd.api.warming import description_of, predicted
 from homeprefixd.errors import NotFoundError, UnavailableError
-from homeprefixd.frames import Converted, Pin, Plan, PlanNode, TokenizeRequest, Unpin
+from homeprefixd.frames.store import Pin, Plan, PlanNode, Unpin
+from homeprefixd.frames.worker import Converted, TokenizeRequest
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 NAMESPACE = {"model_sha256": "ab", "salt": "house"}

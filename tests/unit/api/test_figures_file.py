@@ -18,7 +18,7 @@ from homeprefixd.api.app import create_app
 from homeprefixd.api.figures_file import MOST_MODELS, Day, Figures, FiguresFile, Rate
 from homeprefixd.api.record_file import recorded
 from homeprefixd.config import ServerConfig
-from homeprefixd.frames import Accepted, Finished, Timings
+from homeprefixd.frames.worker import Accepted, Finished, Timings
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 ALL_HOT = msgspec.structs.replace(TIMINGS, cache_n=99, prompt_n=1, prompt_ms=5.0, cache_tiers={"hot": 99})

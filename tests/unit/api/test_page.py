@@ -22,7 +22,7 @@ from homeprefixd.api.app import create_app
 from homeprefixd.api.keys import APPLY_RULE
 from homeprefixd.config import ServerConfig
 from homeprefixd.config_file import Applied
-from homeprefixd.frames import Accepted, Message, Progress
+from homeprefixd.frames.worker import Accepted, Message, Progress
 
 CHROMIUM = browser.find()
 

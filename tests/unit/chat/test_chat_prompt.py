@@ -19,7 +19,7 @@ from homeprefixd.chat.layout import detect_layout
 from homeprefixd.chat.prompt import PromptBuilder
 from homeprefixd.chat.reply import ReplyParser
 from homeprefixd.errors import ModelError, RequestError
-from homeprefixd.frames import Message
+from homeprefixd.frames.worker import Message
 
 HELLO = [Message("user", "Hello")]
 CHATML = (
@@ -341,7 +341,7 @@ def test_memory_is_bounded(source: str) -> None:
     """In a process that may not take more than 1 GiB: it would fail with MemoryError, which is not said so."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "from homeprefixd.chat.prompt import PromptBuilder\nfrom homeprefixd.frames import Message\n"
+        "from homeprefixd.chat.prompt import PromptBuilder\nfrom homeprefixd.frames.worker import Message\n"
         "from homeprefixd.errors import RequestError\n"
         "try: PromptBuilder(sys.argv[1], '', '', 5.0).render([Message('user', 'x')], None, {})\n"
         "except RequestError as error: print(error.code, error)\n"

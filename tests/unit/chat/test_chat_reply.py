@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from homeprefixd.chat.layout import DEEPSEEK, Layout, detect_layout
 from homeprefixd.chat.reply import ReplyParser, Split
-from homeprefixd.frames import CallPiece
+from homeprefixd.frames.worker import CallPiece
 
 THINK = ("<think>", "</think>")
 WEATHER = ("get_weather", {"city": "Paris", "unit": "°C"})

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from homeprefixd.chat import stable
-from homeprefixd.frames import Generate, Message, Sampling, StableRules
+from homeprefixd.frames.worker import Generate, Message, Sampling, StableRules
 
 NONE = StableRules(drop_billing_line=False, freeze_clock=False)
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.3a3; cc_entrypoint=cli; cch={};\nYou are an agent.\nBe brief."

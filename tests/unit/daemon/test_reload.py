@@ -12,7 +12,8 @@ import pytest
 
 from homeprefixd.config import CacheConfig, Config, LogConfig, ModelConfig, StableConfig
 from homeprefixd.errors import ConfigError, UnavailableError
-from homeprefixd.frames import Resize, Resized, StableRules
+from homeprefixd.frames.store import Resize, Resized
+from homeprefixd.frames.worker import StableRules
 from homeprefixd.models.store_link import StoreSettings
 from homeprefixd.reload import CurrentSettings, Reloader, differences
 

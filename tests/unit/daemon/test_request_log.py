@@ -10,7 +10,7 @@ import pytest
 from homeprefixd.api.keyring import KeyRing
 from homeprefixd.config import Config
 from homeprefixd.daemon import Daemon
-from homeprefixd.frames import Finished, Timings
+from homeprefixd.frames.worker import Finished, Timings
 from homeprefixd.models.request import log_request
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from homeprefixd.engine.gate import Gate, PrefillCost
 from homeprefixd.explain.causes import GATE
-from homeprefixd.frames import GateDecision, PlanNode
+from homeprefixd.frames.store import PlanNode
+from homeprefixd.frames.worker import GateDecision
 
 SIZE = 1_000_000  # bytes of a block
 

@@ -22,7 +22,7 @@ from homeprefixd.engine.sampling import check_sampling
 from homeprefixd.engine.sequence import Request, Sequence
 from homeprefixd.engine.shares import Shares, head_start
 from homeprefixd.errors import BusyError, ModelError, RequestError
-from homeprefixd.frames import Sampling
+from homeprefixd.frames.worker import Sampling
 from homeprefixd.prefix.blocks import Namespace, chain, to_le
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homeprefixd.engine.replay import Replay, Worded, is_repeating
-from homeprefixd.frames import Generate, Message, Recalled, Remember, Sampling, Stretch
+from homeprefixd.frames.store import Recalled, Remember, Stretch
+from homeprefixd.frames.worker import Generate, Message, Sampling
 from homeprefixd.lora import Space
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.replies import Replies

@@ -13,7 +13,7 @@ from homeprefixd.engine import capacity
 from homeprefixd.engine.context import Context
 from homeprefixd.engine.places import MOST, Place, Places
 from homeprefixd.engine.sequence import Request, Sequence
-from homeprefixd.frames import Sampling
+from homeprefixd.frames.worker import Sampling
 
 CELL, WEIGHTS = 23_040, 98_000_000  # bytes, of the demo model
 

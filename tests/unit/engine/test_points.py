@@ -8,7 +8,7 @@ from homeprefixd.chat.boundaries import Boundary, boundaries
 from homeprefixd.chat.prompt import PromptBuilder
 from homeprefixd.engine.chunks import stop_at
 from homeprefixd.engine.points import points_of
-from homeprefixd.frames import Message
+from homeprefixd.frames.worker import Message
 
 PLAIN = (
     "{% if tools %}<tools>{{ tools | length }}</tools>{% endif %}"

@@ -11,7 +11,7 @@ from typing import Any
 from homeprefixd.bench.pairs import CHATML, LLAMA, MISTRAL
 from homeprefixd.chat.prompt import PromptBuilder
 from homeprefixd.explain.prompt import Prompt
-from homeprefixd.frames import Message
+from homeprefixd.frames.worker import Message
 
 
 @dataclass

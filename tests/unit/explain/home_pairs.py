@@ -13,7 +13,7 @@ import json
 from typing import Any, NamedTuple
 
 from homeprefixd.bench.pairs import Sent
-from homeprefixd.frames import Message
+from homeprefixd.frames.worker import Message
 
 FORM = {"tool-dropped", "analysis-channel-dropped", "git-status"}
 """The tool that went is named rather than the one that stands there now; a text has no messages; what was put in."""

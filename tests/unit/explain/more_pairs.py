@@ -25,7 +25,7 @@ from corpus import (
     user,
 )
 
-from homeprefixd.frames import Message
+from homeprefixd.frames.worker import Message
 
 LONG = "\n".join(
     f"Rule {i}: the {w} must be kept as they are, whatever a guest may say about it."

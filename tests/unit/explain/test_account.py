@@ -15,12 +15,12 @@ from homeprefixd.engine.account import Accountant
 from homeprefixd.explain.conclude import Explanation, conclude
 from homeprefixd.explain.memory import Known, Memory, words_of
 from homeprefixd.explain.prompt import Prompt
-from homeprefixd.frames import (
+from homeprefixd.frames import Frame
+from homeprefixd.frames.worker import (
     Account,
     Delta,
     Failure,
     Finished,
-    Frame,
     GateDecision,
     Generate,
     Message,

@@ -10,7 +10,8 @@ import pytest
 from homeprefixd.explain.causes import CAUSES, HARMLESS, REMOVALS, title
 from homeprefixd.explain.conclude import Explanation, OtherModel, conclude
 from homeprefixd.explain.models_seen import ModelsSeen
-from homeprefixd.frames import Account, Finding, GateDecision, Gone, Message, Timings
+from homeprefixd.frames.store import Gone
+from homeprefixd.frames.worker import Account, Finding, GateDecision, Message, Timings
 from homeprefixd.prefix.removals import Why
 
 MOMENT = datetime.datetime(2026, 11, 29, 21, 15).timestamp()

@@ -21,7 +21,7 @@ from homeprefixd.bench.pairs import Pair, judge, read_pairs, share_right
 from homeprefixd.explain.causes import CAUSES
 from homeprefixd.explain.differences import difference
 from homeprefixd.explain.prompt import Prompt
-from homeprefixd.frames import Message
+from homeprefixd.frames.worker import Message
 
 HERE = Path(__file__).parent
 FRESH = read_pairs(HERE / "fresh_pairs.json")

@@ -13,7 +13,7 @@ from homeprefixd.bench.pairs import Sent, read_pairs
 from homeprefixd.chat import stable
 from homeprefixd.explain.differences import difference
 from homeprefixd.explain.proposal import NOTHING, Proposal, moving
-from homeprefixd.frames import Generate, Message, Sampling, StableRules
+from homeprefixd.frames.worker import Generate, Message, Sampling, StableRules
 
 HERE = Path(__file__).parent
 PAIRS = [(one.name, one.first, one.second) for one in P]

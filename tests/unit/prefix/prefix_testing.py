@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from homeprefixd import frames
 from homeprefixd.channel import Channel
-from homeprefixd.frames import NewNode
+from homeprefixd.frames import Frame
+from homeprefixd.frames import store as frames
+from homeprefixd.frames.store import NewNode
 from homeprefixd.prefix.arena import Arena
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, Namespace, block_key, to_le
 from homeprefixd.prefix.cache import Cache
@@ -210,7 +211,7 @@ class Store:
         assert isinstance(welcome, frames.Welcome)
         return welcome
 
-    def ask(self, frame: frames.Frame) -> Any:
+    def ask(self, frame: Frame) -> Any:
         self.channel.send(frame)
         return self.channel.receive()
 

@@ -13,7 +13,7 @@ import pytest
 from prefix_testing import DESCRIPTION, MIB, House, payload_of
 
 from homeprefixd.errors import NotFoundError, RequestError, StoreError
-from homeprefixd.frames import NewNode
+from homeprefixd.frames.store import NewNode
 from homeprefixd.prefix import listing
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
 from homeprefixd.prefix.cache import BlockLostError

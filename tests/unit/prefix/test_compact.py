@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from prefix_testing import MIB, House, Store, Worker, payload_of
 
-from homeprefixd import frames
+from homeprefixd.frames import store as frames
 from homeprefixd.prefix.disk import DiskFullError
 from homeprefixd.prefix.env_gate import EnvGate
 from homeprefixd.prefix.purge import purge

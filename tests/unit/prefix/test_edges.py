@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homeprefixd.errors import RequestError
-from homeprefixd.frames import NewNode, Pin, PlanNode, Unpin
+from homeprefixd.frames.store import NewNode, Pin, PlanNode, Unpin
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, EDGE, block_key, to_le
 from homeprefixd.prefix.listing import prefixes
 from homeprefixd.prefix.purge import purge

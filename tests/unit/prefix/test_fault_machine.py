@@ -16,7 +16,7 @@ from hypothesis.stateful import invariant, rule
 from prefix_testing import MIB
 
 from homeprefixd.errors import HomeprefixdError
-from homeprefixd.frames import Pin, Unpin
+from homeprefixd.frames.store import Pin, Unpin
 from homeprefixd.prefix.blocks import KEY_BYTES, to_le
 from homeprefixd.prefix.disk_file import piece_key
 from homeprefixd.prefix.pins import holder

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prefix_testing import MIB, Store, Worker
 
-from homeprefixd import frames
 from homeprefixd.bench.many_nodes import PATH_NODES, fill
+from homeprefixd.frames import store as frames
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, to_le
 
 NODES = 100_000

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from prefix_testing import DESCRIPTION, MIB, House, Store, Worker
 
-from homeprefixd import frames
 from homeprefixd.errors import NotFoundError, RequestError, UnavailableError
-from homeprefixd.frames import Pin, PinInfo, Unpin
+from homeprefixd.frames import store as frames
+from homeprefixd.frames.store import Pin, PinInfo, Unpin
 from homeprefixd.prefix import listing
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.client import AdminClient

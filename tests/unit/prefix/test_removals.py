@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prefix_testing import DESCRIPTION, MIB, House, Store, Worker
 
-from homeprefixd.frames import Gone, Traced
+from homeprefixd.frames.store import Gone, Traced
 from homeprefixd.prefix import purge
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.removals import Removals

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prefix_testing import Store, Worker
 
-from homeprefixd.frames import Purge, Remember, Stretch
+from homeprefixd.frames.store import Purge, Remember, Stretch
 from homeprefixd.prefix.blocks import from_le, text_digest, text_tail, to_le
 from homeprefixd.prefix.disk import Disk
 from homeprefixd.prefix.policy import Worth

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prefix_testing import MIB, SHAPE, SHAPED, House, payload_of
 
-from homeprefixd.frames import NewNode
+from homeprefixd.frames.store import NewNode
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, block_key, to_le
 from homeprefixd.prefix.hot import HotNode
 from homeprefixd.prefix.preloading import Preloader

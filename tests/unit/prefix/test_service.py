@@ -20,10 +20,11 @@ import msgspec
 import pytest
 from prefix_testing import DESCRIPTION, MIB, House, Store, Worker, payload_of
 
-from homeprefixd import frames
 from homeprefixd.channel import Channel, ChannelClosedError, encode
 from homeprefixd.errors import StoreError
-from homeprefixd.frames import NewNode
+from homeprefixd.frames import Stop
+from homeprefixd.frames import store as frames
+from homeprefixd.frames.store import NewNode
 from homeprefixd.prefix import client as client_module
 from homeprefixd.prefix.blocks import block_key, from_le, to_le
 from homeprefixd.prefix.client import AdminClient, StoreClient
@@ -277,7 +278,7 @@ def test_what_cannot_be_flushed_in_time_is_said(
     worker = start_worker(store)
     worker.save([5] * 10)
     worker.client.lookup(worker.namespace, to_le([5] * 10), 1000, exact=False).wait_plan(5)
-    store.channel.send(frames.Stop(0.0))
+    store.channel.send(Stop(0.0))
     begin = time.monotonic()
     _out, said = store.process.communicate(timeout=30)
     assert store.process.returncode == 0

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from prefix_testing import DESCRIPTION, MIB, House, Store, Worker
 
-from homeprefixd import frames
-from homeprefixd.frames import Pin
+from homeprefixd.frames import store as frames
+from homeprefixd.frames.store import Pin
 from homeprefixd.prefix import listing
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.disk_file import Sums

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prefix_testing import MIB, Store, Worker
 
-from homeprefixd import frames
+from homeprefixd.frames import store as frames
 
 Start = Callable[..., Store]
 Connect = Callable[[Store], Worker]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefix_testing import DESCRIPTION, MIB, House, Store, Worker, payload_of
 
-from homeprefixd import frames
 from homeprefixd.errors import NotFoundError
+from homeprefixd.frames import store as frames
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.transfer import TransferError, export, import_
 

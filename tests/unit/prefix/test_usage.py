@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prefix_testing import MIB, House
 
-from homeprefixd.frames import Pin
+from homeprefixd.frames.store import Pin
 from homeprefixd.prefix.blocks import namespace_of
 from homeprefixd.prefix.usage import Usage
 

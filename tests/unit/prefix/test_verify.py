@@ -20,8 +20,8 @@ import msgspec
 import pytest
 from prefix_testing import MIB, House, Store, Worker, WrongStateError
 
-from homeprefixd import frames
 from homeprefixd.errors import StoreError
+from homeprefixd.frames import store as frames
 from homeprefixd.prefix.blocks import BLOCK_TOKENS
 from homeprefixd.prefix.cache import BlockLostError
 from homeprefixd.prefix.client import AdminClient
