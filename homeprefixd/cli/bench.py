@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..config_sources import parse_size
+from ..config_values import parse_size
 from .bench_explain import explain
 from .bench_targets import model_path, thread_count
 from .bench_workloads import burst, interrupt, judged, run, streams

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from ..config_sources import cache_directory, parse_size
+from ..config_sources import cache_directory
+from ..config_values import parse_size
 from ..errors import NotFoundError, StoreError, UnavailableError
 from ..sizes import size_text
 from .cache import cache_flags

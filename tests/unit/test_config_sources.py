@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homeprefixd import config_sources
+from homeprefixd import config_keys, config_sources, config_values
 from homeprefixd.config import Config
 from homeprefixd.config_sources import Flag, Loaded, Machine
 from homeprefixd.errors import ConfigError
@@ -49,7 +49,7 @@ def test_nothing_given_is_the_defaults(load: Load) -> None:
     assert loaded.config == Config()
     assert loaded.file is None
     assert {origin.kind for origin in loaded.origins.values()} == {"default"}
-    assert set(loaded.origins) == set(config_sources.keys())
+    assert set(loaded.origins) == set(config_keys.keys())
 
 
 def test_the_last_source_wins_and_is_remembered(load: Load, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_last_source_wins_and_is_remembered(load: Load, tmp_path: Path) -> N
     ],
 )
 def test_sizes(text: str, size: int | None) -> None:
-    assert config_sources.parse_size(text) == size
+    assert config_values.parse_size(text) == size
 
 
 def test_sizes_from_each_source(load: Load) -> None:
@@ -342,7 +342,7 @@ def test_k_and_v_have_types_of_their_own(load: Load) -> None:
 
 def test_every_setting_can_be_given_by_variable(load: Load) -> None:
     """Each key's own default, as text, comes back as itself with the variable as its origin."""
-    for path, key in config_sources.keys().items():
+    for path, key in config_keys.keys().items():
         loaded = load(environ={key.variable: str(key.default)})
         assert loaded.origins[path].name == key.variable
         assert getattr(getattr(loaded.config, key.section), key.name) == key.default

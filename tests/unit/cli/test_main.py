@@ -17,7 +17,7 @@ import pytest
 from homeprefixd import __version__
 from homeprefixd.cli import main
 from homeprefixd.cli.settings import SETTING_FLAGS
-from homeprefixd.config_sources import keys
+from homeprefixd.config_keys import keys
 from homeprefixd.errors import ModelError
 
 Command = Callable[..., "object"]

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from homeprefixd import config_sources
+from homeprefixd import config_keys, config_sources
 from homeprefixd.api.keyring import read_keys
 from homeprefixd.cli.main import cli
 from homeprefixd.config_sources import Flag
@@ -63,7 +63,7 @@ def test_every_flag_of_serve_and_purge_is_there(text: str) -> None:
 
 def test_settings_and_defaults_are_those_of_the_code(text: str) -> None:
     rows = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \| `(.*?)` \| \S", between(text, "settings"), re.MULTILINE)
-    keys = config_sources.keys()
+    keys = config_keys.keys()
     assert [path for path, _default in rows] == list(keys)
     for path, default in rows:
         assert tomllib.loads(f"x = {default}")["x"] == keys[path].default, path
