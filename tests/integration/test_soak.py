@@ -3,7 +3,8 @@
 Every prompt has a secret that its answer must show and no other may. At the end nothing is left: no cells, sequences,
 leases, descriptors, processes, and no more memory than after the first tenth.
 
-The short form runs in CI; `scripts/test -m long tests/integration/test_soak.py` is the full form of 10,000 requests.
+The short form runs in CI; `scripts/test -m long tests/integration/test_soak.py` is the full form of 10,000 requests,
+for which two cores that have nothing else to do need more than an hour.
 `HOMEPREFIXD_SOAK_REQUESTS` sets another number for it.
 """
 
@@ -32,8 +33,8 @@ CLIENTS = 6
 HOUSES = 3  # prefixes that are shared
 THINGS = ["kitchen", "garden", "garage", "cellar", "attic", "library", "hallway", "terrace", "office", "nursery"]
 # four places, and cells for one or two of the longer prompts: the context is full all the time
-FLAGS = ["--ctx", "1024", "--parallel", "4", "--threads", "2", "--hot", "40MiB", "--warm", "80MiB", "--grace", "5"]
-POOL = {"HOMEPREFIXD_MODEL_POOL": "1024"}
+FLAGS = ["--ctx", "384", "--parallel", "4", "--threads", "2", "--hot", "96MiB", "--warm", "192MiB", "--grace", "5"]
+POOL = {"HOMEPREFIXD_MODEL_POOL": "384"}
 
 
 def secret_of(number: int) -> str:
@@ -42,16 +43,16 @@ def secret_of(number: int) -> str:
 
 
 def body(number: int, chance: random.Random) -> dict[str, Any]:
-    """A prompt of 150 to 700 tokens with the secret of `number`, said three times so that the model is sure of it."""
+    """A prompt of 100 to 300 tokens with the secret of `number`, said three times so that the model is sure of it."""
     thing = THINGS[number % len(THINGS)]
     house = number // 7 % HOUSES
-    rules = " ".join(f"Rule {i} of house {house}: be kind, brief and honest." for i in range(8))
+    rules = " ".join(f"Rule {i} of house {house}: be kind, brief and honest." for i in range(3))
     secret = f"The number of the {thing} is {secret_of(number)}."
     lamps = " ".join(
-        f"Lamp {i} is {'on' if (i * 7 + number) % 3 else 'off'}." for i in range(chance.choice((2, 20, 60)))
+        f"Lamp {i} is {'on' if (i * 7 + number) % 3 else 'off'}." for i in range(chance.choice((0, 5, 20)))
     )
     text = f"{rules} {secret} {lamps} {secret} {secret} The number of the {thing} is"
-    return {"prompt": text, "temperature": 0, "max_tokens": chance.choice((5, 5, 5, 60))}
+    return {"prompt": text, "temperature": 0, "max_tokens": chance.choice((5, 5, 5, 30))}
 
 
 class Household:
