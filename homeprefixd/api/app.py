@@ -16,7 +16,7 @@ from .errors import ERROR_FORMS, error_middleware
 from .keyring import KeyRing
 from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, RECORDS, Identity
 from .observed import Observations, ObservedBackend
-from .origin import OriginGuard
+from .origin import GUARD, OriginGuard
 from .records import Records
 from .rooms import rooms
 
@@ -52,6 +52,7 @@ def create_app(
     )
     kept = Records() if records is None else records
     app[KEYS] = keys
+    app[GUARD] = guard
     app[OBSERVATIONS] = observations = Observations()
     app[BACKEND] = ObservedBackend(backend, observations, records=kept)
     app[RECORDS] = kept
