@@ -45,7 +45,7 @@ def create_app(
     replies. `records`: of requests.
     """
     keys = KeyRing() if keys is None else keys
-    guard = OriginGuard([config.host, *hosts], config.cors_origins.replace(",", " ").split())
+    guard = OriginGuard([config.host, *hosts], config.cors_origins.replace(",", " ").split(), lambda: bool(keys))
     app = web.Application(
         client_max_size=config.max_body,
         middlewares=[connection_middleware, error_middleware, guard.middleware, Gate(keys).middleware],

@@ -5,7 +5,7 @@ rebinding for what changes the cache or the models that are loaded, or tells of 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -76,7 +76,11 @@ class OriginGuard:
     pointed anywhere, so they are always fine.
     """
 
-    def __init__(self, hosts: Collection[str], origins: Collection[str] = ()) -> None:
+    def __init__(
+        self, hosts: Collection[str], origins: Collection[str] = (), keyed: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`keyed`: whether callers need a key, which a stranger's page has not, whatever name it calls by."""
+        self._keyed = keyed
         self._hosts = {host.lower().rstrip(".") for host in hosts if host}
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
@@ -105,7 +109,8 @@ class OriginGuard:
             raise ForbiddenError(f"Pages of {origin!r} may not do this; see server.cors_origins.", code="bad_origin")
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise ForbiddenError("Pages of other sites may not do this; see server.cors_origins.", code="bad_origin")
-        if (origin is not None or request.method in ("GET", "HEAD")) and not self.is_known_to_clients(request):
+        by_a_browser = origin is not None or request.method in ("GET", "HEAD")
+        if by_a_browser and not self._keyed() and not self.is_known_to_clients(request):
             raise ForbiddenError(
                 f"This is not told under the host name {host!r}; use localhost, an IP address or this machine's name.",
                 code="bad_host",
