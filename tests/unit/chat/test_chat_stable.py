@@ -198,14 +198,12 @@ STUCK = "a" * 60 + "!"
 @pytest.mark.timeout(20)
 def test_a_slow_expression_keeps_nobody_waiting(rule: str, expression: str, text: str) -> None:
     """Other threads go on; the request is as it was, where time ran out."""
-    asked, gaps, over = request(text), [0.0], threading.Event()
+    asked, ticks, over = request(text), 0, threading.Event()
 
     def tick() -> None:
-        last = time.perf_counter()
+        nonlocal ticks
         while not over.wait(0.001):
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
+            ticks += 1
 
     ticking = threading.Thread(target=tick)
     ticking.start()
@@ -215,8 +213,7 @@ def test_a_slow_expression_keeps_nobody_waiting(rule: str, expression: str, text
     over.set()
     ticking.join()
     assert took < 3 * stable.TIME_LIMIT
-    assert max(gaps) < 0.25
-    assert len(gaps) > 20 * took  # the interpreter's lock was not held
+    assert ticks >= 100 * (took - 0.05)  # the interpreter's lock was not held
     if counts:
         assert (changed, counts) == (asked, {f"{rule} (too slow)": 1})
     if "aa" in expression:
@@ -232,17 +229,16 @@ def test_what_other_threads_compute_does_not_count() -> None:
         while not over.is_set():
             hashlib.sha256(data)  # without the interpreter's lock
 
-    threads = [threading.Thread(target=compute) for _ in range(4)]
+    text = "ab cd cd " * 12_000
+    began = time.thread_time()
+    Expression(r"(\w+) (?=\1)", 10.0).removed(text)
+    alone = time.thread_time() - began
+    threads = [threading.Thread(target=compute) for _ in range(8)]
     for thread in threads:
         thread.start()
     try:
-        text = "ab " * 300_000 + "Mood: fine"
-        expression = Expression(r"b (?=Mood)|Mood: \w+", 0.02)
-        before = time.process_time()
-        while time.process_time() - before < 0.1:
-            assert expression.removed(text[-2_000:])[1] == 2
-            expression = Expression(r"b (?=Mood)|Mood: \w+", 0.02)
-        assert stable.apply(rules(custom=r"(?:\w+ )+Mood: \w+"), request(text))[1] == {"custom": 1}
+        for _ in range(2):
+            assert Expression(r"(\w+) (?=\1)", 2.5 * alone).removed(text)[1] > 1_000
     finally:
         over.set()
         for thread in threads:
