@@ -446,6 +446,7 @@ class Purged(Frame):
     nodes: int
     bytes: int
     error: str = ""
+    kind: str = ""  # of `error`: class name
 
 
 class Flushed(Frame):

@@ -23,6 +23,10 @@ _LMDB_LOCK = "lock.mdb"
 _OWNER = "lock"
 _MARKER = "opened"
 _DAMAGED = f"{DATA}.damaged-"
+_OTHER = f"{DATA}.other-version-"
+PART = f"{DATA}.part"
+"""A copy that is being made of the file."""
+
 _CHECK_SECONDS = 120.0
 
 # in the marker
@@ -259,14 +263,15 @@ class Directory:
         return words[-1] if words else f"its check ended with status {done.returncode}"
 
     def set_aside(self, why: str, *, damaged: bool = True) -> None:
-        """Move the file out of the way; an older one set aside before is removed, so that they do not pile up.
+        """Move the file out of the way; one set aside before for the same reason goes, so that they do not pile up.
 
         `damaged`: it is; else it is sound, but nothing that this version reads.
         """
         what = "damaged" if damaged else "of another version"
-        aside = self.path / f"{_DAMAGED}{time.strftime('%Y%m%d-%H%M%S')}"
+        prefix = _DAMAGED if damaged else _OTHER
+        aside = self.path / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}"
         try:
-            for old in self.path.glob(f"{_DAMAGED}*"):
+            for old in self.path.glob(f"{prefix}*"):
                 old.unlink()
             self.data.rename(aside)
             (self.path / _LMDB_LOCK).unlink(missing_ok=True)
@@ -274,6 +279,13 @@ class Directory:
             raise StoreError(f"{self.data}: {what} ({why}) and cannot be moved away: {error}; remove it") from error
         level = logging.ERROR if damaged else logging.WARNING
         log.log(level, "%s: %s (%s); set aside as %s, starting with an empty store", self.data, what, why, aside.name)
+
+    def remove_leftovers(self) -> None:
+        """A copy that was not finished, as its process was killed."""
+        try:
+            (self.path / PART).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s: cannot be removed: %s", self.path / PART, error)
 
     def release(self, *, clean: bool) -> None:
         """Give the directory up. `clean`: the file was closed in order."""

@@ -115,6 +115,7 @@ class Service:
 
 def open_disk(directory: Directory, *, limit: int, level: int, min_free: int = 0) -> Disk:
     """Open the file of a directory; one that is damaged is set aside and a new one begun. Raises StoreError."""
+    directory.remove_leftovers()
     left_open = directory.was_left_open()
     if left_open and (problem := directory.problem() or directory.reproach()):
         directory.set_aside(problem)

@@ -147,6 +147,23 @@ class TestBudget:
         assert house.cache.disk.used() <= 4 * MIB
         assert 0 < there(house, range(60)) < 20
 
+    def test_a_much_smaller_one_at_the_start(self, make: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> None:
+        """The file has no free page, and what is removed needs some before it gives any."""
+        house = make(hot=8 * MIB, warm=32 * MIB)
+        fill(house, range(100))
+        monkeypatch.setattr("homeprefixd.prefix.disk_file._SPARE", MIB)
+        house.warm = 2 * MIB
+        house.reopen()
+        disk = house.cache.disk
+        assert disk is not None
+        assert disk.file_bytes() > 5 * MIB
+        house.cache.write()
+        assert house.cache.warm_state == "ok"
+        assert disk.used() <= 2 * MIB
+        fill(house, range(100, 110))
+        house.reopen()
+        assert there(house, range(105, 110)) == 5
+
     def test_a_larger_one_is_taken_as_far_as_the_map_goes(self, make: Callable[..., House]) -> None:
         house = make(warm=8 * MIB)
         assert 8 * MIB <= house.cache.resize(1 << 40) <= 9 * MIB
