@@ -151,7 +151,9 @@ def run(arguments: argparse.Namespace) -> bool:
     if arguments.warm > 0 or arguments.read_only:
         existing = arguments.existing or arguments.read_only
         # Who kills a store gets another one: what can be stopped is the daemon, or the command, that has started it.
-        directory = Directory(Path(arguments.cache_dir), create=not existing, owner=os.getppid())
+        directory = Directory(
+            Path(arguments.cache_dir), create=not existing, owner=os.getppid(), read_only=arguments.read_only
+        )
         if arguments.read_only:
             disk = open_to_read(directory)
         else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -52,6 +54,32 @@ def test_looking_at_pins_changes_nothing(command: Callable[..., Any], directory:
     before = (directory / "data.mdb").read_bytes()
     assert command("pin", "--cache-dir", str(directory)).code == 0
     assert (directory / "data.mdb").read_bytes() == before
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0
+    if shutil.which("unshare")
+    else True,
+    reason="needs a mount namespace of its own",
+)
+def test_what_only_looks_works_where_nothing_can_be_written(directory: Path) -> None:
+    (directory / "lock").unlink(missing_ok=True)
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+    read_only = ("unshare", "-rm", "sh", "-c", mount, "sh", str(directory))
+
+    def ask(*command: str) -> subprocess.CompletedProcess[str]:
+        line = [*read_only, sys.executable, "-m", "homeprefixd", *command, "--cache-dir", str(directory)]
+        return subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+
+    assert "200 blocks" in ask("stats").stdout
+    assert json.loads(ask("ls", "--json").stdout)["total"] == 200
+    (directory / "opened").touch()  # as a crash leaves it
+    with open(directory / "lock", "w") as lock:
+        assert "200 blocks" in ask("verify").stdout
+        done = ask("purge", "--all")
+        assert (done.returncode, "Read-only file system" in done.stderr) == (6, True)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a daemon that sees the directory by another mount
+        assert "in use by another homeprefixd" in ask("verify").stderr
 
 
 def test_what_needs_the_daemon_says_so(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
