@@ -43,10 +43,10 @@ _CALLABLE = re.compile(r"[^\s\x00-\x1f\x7f<>{}\"]{1,128}")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _HEADER = re.compile(
-    r"\s{0,9}(<\|start\|>\s{0,9}\w{0,9})?\s{0,9}(to=\S{0,128})?\s{0,9}(<\|channel\|>\s{0,9}\w{0,40})?"
-    r"\s{0,9}(to=\S{0,128})?\s{0,9}(<\|constrain\|>)?\s{0,9}(json)?\s{0,9}"
+    r"(<\|start\|> ?\w{0,9})? ?(to=\S{0,128})? ?(<\|channel\|> ?\w{0,40})? ?(to=\S{0,128})? ?(<\|constrain\|>)?"
+    r" ?(json)?"
 )
-"""What may stand before a message, whole or cut short."""
+"""What may stand before a message, whole or cut short; white space is one space."""
 _SLIPS = ("}", "]", " ", "\n", "\r", "\t")
 """What models write too much of behind a call."""
 _FENCE = "```"
@@ -481,7 +481,7 @@ class ReplyParser:
             found = yield from reader.until(("<|message|>", *ends[:3]), header.append)
             head = "".join(header)
             if found != "<|message|>":
-                if not _HEADER.fullmatch(head):
+                if not _HEADER.fullmatch(" ".join(head.split())):
                     self._text.add(head)
                 if not found:
                     return

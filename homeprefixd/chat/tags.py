@@ -210,7 +210,9 @@ def calls_of_trees(body: str, parameters: Parameters) -> list[Part]:
         pairs = [(inner.tag, _tree_text(inner, body)) for inner in node.inner]
         if not pairs and body[node.begin : node.end].strip():
             continue
-        parts += [body[at : node.start], (node.name, typed(pairs, parameters(node.name)))]
+        edges = [node.begin, *(edge for inner in node.inner for edge in (inner.start, inner.stop)), node.end]
+        stray = _joined([body[edges[i] : edges[i + 1]] for i in range(0, len(edges), 2)])
+        parts += [body[at : node.start], (node.name, typed(pairs, parameters(node.name))), stray]
         at = node.stop
     return [*parts, body[at:]]
 

@@ -21,6 +21,7 @@ TOOLS = {
 ALL, ONE, SEP, END, _ = DEEPSEEK
 LIST, LIST_END = "<|tool_call_start|>[", "]<|tool_call_end|>"
 MARK = "]<]minimax[>["
+M3 = f"{MARK}<tool_call>"
 
 
 def read(kind: Calls, reply: str, size: int = 0, **changes: Any) -> Split:
@@ -194,6 +195,9 @@ def test_numbers_that_json_does_not_have_reach_no_client(kind: Calls, reply: str
         ("minicpm", 'A <function name="html"> in prose', ..., []),
         ("minimax", '<minimax:tool_call><invoke name="get">words</invoke></minimax:tool_call>', ..., []),
         ("minimax", '<minimax:tool_call><invoke name="get"></invoke> w</minimax:tool_call>', "w", [("get", {})]),
+        ("minimax_m3", f'{M3}{MARK}<invoke name="get">w{MARK}<a>x{MARK}</a>{MARK}</invoke>{MARK}</tool_call>',
+         "w", [("get", {"a": "x"})]),
+        ("minimax_m3", f'{MARK}<tool_call>{MARK}<invoke name="get">w{MARK}</invoke>{MARK}</tool_call>', ..., []),
         ("seed", "<seed:tool_call>w<function=get><parameter=a>x</parameter></function></seed:tool_call>", "w",
          [("get", {"a": "x"})]),
         ("hermes", '<tool_call>{"name":"get","arguments":{"a":"x"}} words</tool_call>', "words", [("get", {"a": "x"})]),
@@ -225,7 +229,6 @@ def test_an_object_in_objects_ends_nothing() -> None:
 
 TOOL = "<tool_call>"
 DSML_ONE, DSML_PARAMETER = '<｜DSML｜invoke name="get">', '<｜DSML｜parameter name="a">'
-M3 = f"{MARK}<tool_call>"
 HOSTILE: list[tuple[Calls, str, str, str]] = [
     ("hermes", TOOL, "<function=", ""),
     ("hermes", TOOL, "<function=", ">"),
@@ -289,6 +292,8 @@ HOSTILE: list[tuple[Calls, str, str, str]] = [
     ("harmony", "<|channel|>final", "to=", ""),
     ("harmony", "<|channel|>", "<|channel|>", "<|message|>x"),
     ("harmony", "<|channel|>", "<|end|>", ""),
+    ("harmony", "<|channel|>", "          <|start|>", "x"),
+    ("harmony", "<|channel|>", f"{' ' * 60}x<|end|>", ""),
     ("deepseek", ALL, ONE, ""),
     ("deepseek", ALL, f"{ONE}function{SEP}get\n```json\n{{}}\n```{END}", ""),
     ("command_r", "Action:", ",", ""),
