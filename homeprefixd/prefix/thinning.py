@@ -26,7 +26,7 @@ KEPT = 4
 _LASTING = frozenset({"system", "branch"})
 _USES = 2
 _OF_A_REPLY = frozenset({"reply", "window"})
-_LONG = 256  # nodes at the end of a path that are looked at
+_LONG = 512  # nodes at the end of a path that are looked at: 3 ms of them
 
 
 class _Held(NamedTuple):
