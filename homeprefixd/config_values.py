@@ -12,6 +12,7 @@ from .config_adapters import AdaptersError, parse_adapters
 from .config_keys import Key, Origin, near, refuse
 from .config_vectors import VectorsError, parse_vectors
 from .errors import ConfigError
+from .expressions import is_expression
 
 _UNITS = {
     unit.lower(): factor
@@ -147,14 +148,6 @@ def _between(low: float, high: float) -> Callable[[Any], bool]:
     return lambda value: low <= value <= high
 
 
-def _is_expression(text: Any) -> bool:
-    try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError):
-        return False
-    return True
-
-
 _MIB = 1 << 20
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+/?", re.IGNORECASE)
 
@@ -199,8 +192,8 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "records.keep": (_between(1, 100_000), "1 to 100000"),
     "records.file_size": (_between(4096, 1 << 40), "4KiB to 1TiB"),
     "records.files": (_between(0, 1000), "0 to 1000"),
-    "stable.custom": (_is_expression, "a regular expression of Python's `re`"),
-    "stable.move": (_is_expression, "a regular expression of Python's `re`"),
+    "stable.custom": (is_expression, "a regular expression of Python's `re`"),
+    "stable.move": (is_expression, "a regular expression of Python's `re`"),
 }
 
 

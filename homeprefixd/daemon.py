@@ -55,6 +55,9 @@ FLUSH_GRACE = 60.0
 HANDLERS_GRACE = 2.0
 """Seconds that HTTP handlers get to say goodbye once their requests have ended."""
 
+FILE_EVERY = 3.0
+"""Seconds between looks whether that file is still there: who removes the cache directory removes it too."""
+
 EXCEPTION_EVERY = 60.0
 """Seconds between two reports of the same fault in the event loop."""
 
@@ -290,6 +293,7 @@ class Daemon:
         self._pool: Pool | None = None
         self._runner: web.AppRunner | None = None
         self._watchdog: asyncio.Task[None] | None = None
+        self._file_keeper: asyncio.Task[None] | None = None
 
     async def serve(self) -> int:
         """Start, serve until a signal or `stop`, stop; 0. Raises HomeprefixdError if it cannot start."""
@@ -381,6 +385,7 @@ class Daemon:
         await self._listen(app)
         pool.start()
         self._write_file()
+        self._file_keeper = asyncio.create_task(self._keep_file())
         self._systemd.notify(READY="1", STATUS=f"serving at {self._addresses}")
         self._watchdog = asyncio.create_task(self._feed_watchdog())
         asked = _keys_text(len(self._keys))
@@ -428,6 +433,13 @@ class Daemon:
             logger.warning("cannot write %s, so the commands need --url: %s", path, error.strerror)
 
     # ------------------------------------------------------------------------------------------------- while it runs
+
+    async def _keep_file(self) -> None:
+        """Write the file again that the commands find us by, once its directory is there again without it."""
+        while self._directory is not None:
+            await asyncio.sleep(FILE_EVERY)
+            if self._directory.is_dir() and not (self._directory / DAEMON_FILE).exists():
+                self._write_file()
 
     def reload_keys(self) -> None:
         """Read the file of API keys again; what is wrong in it is logged, and the old ones stay."""
@@ -569,6 +581,9 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pool.idle(), self._config.server.grace)
             await pool.stop(0.0)
+        if self._file_keeper is not None:
+            self._file_keeper.cancel()
+            await asyncio.gather(self._file_keeper, return_exceptions=True)
         if runner is not None:
             await runner.cleanup()
         listen.close(self._sockets)

@@ -76,6 +76,8 @@ class Reloader:
         try:
             new = self._load()
             changed = differences(self._config, new)
+            if not any(name.startswith(_RULES) for name in changed):
+                self._pool.set_rules(stable_rules(self._config.stable))  # those that were too slow are tried again
             if not changed:
                 logger.info("the configuration was read again: nothing in it has changed")
                 return

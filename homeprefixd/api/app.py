@@ -16,7 +16,7 @@ from .errors import ERROR_FORMS, error_middleware
 from .keyring import KeyRing
 from .keys import ADMIN, BACKEND, CONFIG, IDENTITY, OBSERVATIONS, RECORDS, Identity
 from .observed import Observations, ObservedBackend
-from .origin import OriginGuard
+from .origin import GUARD, OriginGuard
 from .records import Records
 from .rooms import rooms
 
@@ -45,13 +45,14 @@ def create_app(
     replies. `records`: of requests.
     """
     keys = KeyRing() if keys is None else keys
-    guard = OriginGuard([config.host, *hosts], config.cors_origins.replace(",", " ").split())
+    guard = OriginGuard([config.host, *hosts], config.cors_origins.replace(",", " ").split(), lambda: bool(keys))
     app = web.Application(
         client_max_size=config.max_body,
         middlewares=[connection_middleware, error_middleware, guard.middleware, Gate(keys).middleware],
     )
     kept = Records() if records is None else records
     app[KEYS] = keys
+    app[GUARD] = guard
     app[OBSERVATIONS] = observations = Observations()
     app[BACKEND] = ObservedBackend(backend, observations, records=kept)
     app[RECORDS] = kept

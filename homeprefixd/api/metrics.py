@@ -224,6 +224,12 @@ class Scrape:
             ("model", "rule"),
             seen.rules.items(),
         )
+        yield _counter(
+            "stable_rules_too_slow_total",
+            "Requests to which such a rule was not applied, as its regular expression took too long.",
+            ("model", "rule"),
+            seen.slow_rules.items(),
+        )
         cached = "cached: at least half of the prompt was reused."
         yield _histogram(
             "time_to_first_token_seconds", f"From a request's arrival to its first token; {cached}", seen.first_token

@@ -23,6 +23,7 @@ from .fields import Number
 from .keys import BACKEND, LAST_LOADS
 from .ollama_models import GREETING
 from .operation import PLAIN, Operation, both
+from .origin import GUARD
 
 MAX_KEEP_ALIVE = 1e9  # s
 
@@ -147,10 +148,12 @@ def _unavailable(status: dict[str, Any]) -> UnavailableError:
 async def health(request: web.Request) -> web.Response:
     """`GET /health`: 200 when requests are served (or none ever will be, without a model), else 503."""
     status = request.app[BACKEND].status()
-    state = status.get("state")
+    state, message = status.get("state"), _reason(status)
+    if not request.app[GUARD].is_known_to_clients(request):  # what others ask for is not for a stranger's page
+        status = {name: status[name] for name in ("progress", "reason") if name in status}
     if state in ("ok", "no model"):
         return json_response({**status, "status": state, "version": __version__})
-    error = {"code": 503, "message": _reason(status), "type": "unavailable_error"}
+    error = {"code": 503, "message": message, "type": "unavailable_error"}
     return json_response({"error": error, **status, "status": state}, 503, {"Retry-After": "1"})
 
 

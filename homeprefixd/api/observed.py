@@ -49,6 +49,7 @@ class Observations:
         self.prefix_tokens: Counter[tuple[str, str, str]] = Counter()  # model, outcome, tier
         self.lost_tokens: Counter[tuple[str, str]] = Counter()  # model, cause
         self.rules: Counter[tuple[str, str]] = Counter()  # model, rule
+        self.slow_rules: Counter[tuple[str, str]] = Counter()  # the same
         self.first_token: dict[tuple[str, bool], Histogram] = {}  # s
         self.inter_token: dict[tuple[str, bool], Histogram] = {}  # s
 
@@ -65,6 +66,8 @@ class Observations:
             self.lost_tokens[model, record.cause] += record.lost
         for rule, count in record.rules.items():
             self.rules[model, rule] += count
+        for rule in record.slow_rules:
+            self.slow_rules[model, rule] += 1
 
     def wait_for_first(self, model: str, cached: bool, seconds: float) -> None:
         key = model, cached

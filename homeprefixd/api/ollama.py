@@ -25,6 +25,7 @@ from .ollama_models import resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
 from .operation import LINES, Operation
+from .origin import GUARD
 from .replies import respond
 from .sse import LineStream
 from .standing import with_standing
@@ -266,7 +267,8 @@ def error_form(error: HomeprefixdError) -> dict[str, Any]:
 
 
 async def _load(request: web.Request, alias: str, body: CommonBody, writer: LineWriter) -> web.Response:
-    """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not)."""
+    """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not). Not for strangers' pages."""
+    request.app[GUARD].check_client(request)
     backend, seconds = request.app[BACKEND], body.seconds()
     if seconds == 0:
         await backend.unload(alias)
@@ -301,6 +303,8 @@ async def _answer(
     request: web.Request, wanted: Generate, alias: str, body: CommonBody, writer: LineWriter
 ) -> web.StreamResponse:
     backend, seconds = request.app[BACKEND], body.seconds()
+    if seconds is not None:  # how long a model stays is not for pages of strangers to say
+        request.app[GUARD].check_client(request)
     wanted = with_standing(request, wanted, None)
     lines = LineStream(request, request.app[CONFIG].keep_alive) if wanted.stream else None
     if seconds:

@@ -19,6 +19,7 @@ from .keys import BACKEND, IDENTITY
 from .ollama_fields import keep_alive_seconds
 from .ollama_models import resolve
 from .operation import Operation
+from .origin import GUARD
 
 _IGNORED = frozenset({"options"})  # about memory and threads, which are the server's
 
@@ -41,9 +42,11 @@ class EmbeddingsBody(msgspec.Struct):
     keep_alive: Number | str = None
 
 
-async def _kept(request: web.Request, alias: str, keep_alive: Number | str) -> float | None:
-    """See to it that the model is loaded for so long; the seconds."""
+async def _kept(request: web.Request, alias: str, keep_alive: Number | str, given: object) -> float | None:
+    """See to it that the model is loaded for so long; the seconds. Only `given` texts are for any page to send."""
     seconds = keep_alive_seconds(keep_alive)
+    if seconds is not None or not given:
+        request.app[GUARD].check_client(request)
     if seconds:
         await request.app[BACKEND].load(alias, seconds)
     return seconds
@@ -55,7 +58,7 @@ async def embed(request: web.Request) -> web.Response:
     body = fields.decode(await read_body(request), EmbedBody, _IGNORED)
     alias = resolve(request, body.model)
     dimensions = fields.whole("dimensions", body.dimensions, 1, MAX_DIMENSIONS) or 0
-    seconds = await _kept(request, alias, body.keep_alive)
+    seconds = await _kept(request, alias, body.keep_alive, body.input)
     found = Converted("")
     if body.input:
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -82,7 +85,7 @@ async def embeddings(request: web.Request) -> web.Response:
     """`POST /api/embeddings`."""
     body = fields.decode(await read_body(request), EmbeddingsBody, _IGNORED)
     alias = resolve(request, body.model)
-    seconds = await _kept(request, alias, body.keep_alive)
+    seconds = await _kept(request, alias, body.keep_alive, body.prompt)
     shown: dict[str, Any] = {"embedding": []}
     if body.prompt:
         rid = f"embd-{request.app[IDENTITY].token()}"

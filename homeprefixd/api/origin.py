@@ -1,11 +1,11 @@
 """Who may call from a browser: CORS for local pages and those that the configuration names, and a guard against DNS
-rebinding for what changes the cache.
+rebinding for what changes the cache or the models that are loaded, or tells of other people's requests.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -15,6 +15,14 @@ from . import page
 from .errors import Handler
 
 ADMIN = ("/cache", "/metrics", "/v1/metrics", "/models/details", "/models/load", "/models/unload")
+TELLING = frozenset(f"{prefix}{path}" for prefix in ("", "/v1") for path in ("/props", "/slots", "/lora-adapters")) | {
+    "/api/ps"
+}
+"""Routes of clients that tell of settings and of other people's requests."""
+
+_OF_NO_STRANGER = (".localhost", ".local", ".internal", ".home.arpa")
+"""Ends of names that nobody can have in the internet."""
+
 _METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 
 
@@ -47,6 +55,14 @@ def is_local_origin(origin: str) -> bool:
     return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
+def _is_of(origin: str, host: str) -> bool:
+    """Is it a page of the host that is called?"""
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower() != ""
+    except ValueError:
+        return False
+
+
 def is_admin(request: web.Request) -> bool:
     """Is it about what this daemon holds and does, rather than a request to a model?"""
     return request.path.startswith(ADMIN) or page.is_wanted(request)
@@ -60,13 +76,45 @@ class OriginGuard:
     pointed anywhere, so they are always fine.
     """
 
-    def __init__(self, hosts: Collection[str], origins: Collection[str] = ()) -> None:
+    def __init__(
+        self, hosts: Collection[str], origins: Collection[str] = (), keyed: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`keyed`: whether callers need a key, which a stranger's page has not, whatever name it calls by."""
+        self._keyed = keyed
         self._hosts = {host.lower().rstrip(".") for host in hosts if host}
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     def may_call(self, origin: str) -> bool:
         """May pages of `origin` read replies?"""
         return is_local_origin(origin) or "*" in self._origins or origin.lower() in self._origins
+
+    def is_known_to_clients(self, request: web.Request) -> bool:
+        """Is it called by a name that no stranger's page can have? A container's, `homeprefixd`, is fine."""
+        host = request.headers.get("Host")
+        name = None if host is None else _host_name(host)
+        return host is None or (
+            name is not None
+            and (name in self._hosts or _is_address(name) or "." not in name or name.endswith(_OF_NO_STRANGER))
+        )
+
+    def check_client(self, request: web.Request) -> None:
+        """For what may be asked by programs, by pages that may call, and by no other. Raises ForbiddenError.
+
+        A browser says whose page a POST is of; one without is by a program, which may call the host as it likes.
+        """
+        origin, host = request.headers.get("Origin"), request.headers.get("Host", "")
+        if origin is not None and self.may_call(origin):
+            return
+        if origin is not None and not _is_of(origin, host):
+            raise ForbiddenError(f"Pages of {origin!r} may not do this; see server.cors_origins.", code="bad_origin")
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise ForbiddenError("Pages of other sites may not do this; see server.cors_origins.", code="bad_origin")
+        by_a_browser = origin is not None or request.method in ("GET", "HEAD")
+        if by_a_browser and not self._keyed() and not self.is_known_to_clients(request):
+            raise ForbiddenError(
+                f"This is not told under the host name {host!r}; use localhost, an IP address or this machine's name.",
+                code="bad_host",
+            )
 
     def check_admin(self, request: web.Request) -> None:
         """Raises ForbiddenError."""
@@ -82,11 +130,7 @@ class OriginGuard:
                 )
         origin = request.headers.get("Origin")
         if origin is not None:
-            try:
-                same = urlsplit(origin).netloc.lower() == (host or "").lower() != ""
-            except ValueError:
-                same = False
-            if not same:
+            if not _is_of(origin, host or ""):
                 raise ForbiddenError(f"Administration from pages of {origin!r} is not allowed.", code="bad_origin")
         elif page.is_wanted(request) and request.headers.get("Sec-Fetch-Mode") == "navigate":
             pass  # somebody follows a link to the page, which says nothing by itself
@@ -112,6 +156,8 @@ class OriginGuard:
             if "Access-Control-Request-Private-Network" in request.headers:
                 headers["Access-Control-Allow-Private-Network"] = "true"
             return web.Response(headers=headers)  # 200: a 204 is too much for the browsers of some television sets
+        elif request.path in TELLING:
+            self.check_client(request)
         return await handler(request)
 
     async def on_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -122,3 +168,7 @@ class OriginGuard:
         origin = request.headers.get("Origin")
         if origin is not None and self.may_call(origin):
             response.headers["Access-Control-Allow-Origin"] = origin
+
+
+GUARD: web.AppKey[OriginGuard] = web.AppKey("origin_guard")
+"""For what only a request's body tells to need it."""

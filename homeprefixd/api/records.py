@@ -20,7 +20,7 @@ import msgspec
 
 from ..explain.conclude import Explanation, OtherModel, conclude
 from ..explain.models_seen import ModelsSeen
-from ..frames.worker import Account, Finished, GateDecision, Generate, Progress, SectionTokens
+from ..frames.worker import TOO_SLOW, Account, Finished, GateDecision, Generate, Progress, SectionTokens
 from .figures_file import MOST_MODELS, Day, Figures, FiguresFile, Rate
 
 State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]
@@ -77,6 +77,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     lost_s: float = 0.0
     explanation: Explanation | None = None
     warming: bool = False  # by hand, ahead of its need: it counts neither for the day nor for an app
+    slow_rules: list[str] = []  # rules that were not applied, as their expressions took too long
 
     @property
     def over(self) -> bool:
@@ -184,7 +185,9 @@ class Records:
         if rate:
             record.saved_s = max(0.0, timings.cache_n / rate - timings.restore_ms / 1e3)
         if account is not None:
-            record.sections, record.rules, record.replayed = account.sections, account.rules, account.replayed
+            record.sections, record.replayed = account.sections, account.replayed
+            record.rules = {name: times for name, times in account.rules.items() if not name.endswith(TOO_SLOW)}
+            record.slow_rules = [name.removesuffix(TOO_SLOW) for name in account.rules if name.endswith(TOO_SLOW)]
         record.gate = event.gate
         other = self._others.get(record.id)
         found = conclude(record.id, account, timings, rate, event.gate, other) if account is not None else None

@@ -278,18 +278,20 @@ class Clairvoyant:
         following = self._next[self._turn]
         self._turn += 1
         matched = next((n for n, block in enumerate(blocks) if block.key not in self._kept), len(blocks))
+        new: list[bytes] = []
         for number, (block, use) in enumerate(zip(blocks, following, strict=True)):
             if block.key not in self._kept:
                 if use == _NEVER:
                     continue
                 self._size += block.tokens
-                self.written += block.tokens
+                new.append(block.key)
             self._kept[block.key] = (use, block.tokens)
             heapq.heappush(self._heap, (-use, -number, block.key))
         while self._size > self._limit:
             use, _number, key = heapq.heappop(self._heap)
             if key in self._kept and self._kept[key][0] == -use:
                 self._size -= self._kept.pop(key)[1]
+        self.written += sum(self._kept[key][1] for key in new if key in self._kept)  # what had no room was not stored
         return matched
 
 

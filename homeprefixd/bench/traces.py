@@ -91,10 +91,13 @@ def _request(line: str) -> tuple[float, int, Sequence[int]]:
     missing = [name for name in ("timestamp", "input_length", "hash_ids") if name not in entry]
     if missing:
         raise ValueError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    at, length = _number(entry, "timestamp"), int(_number(entry, "input_length"))
+    at, length = _number(entry, "timestamp"), _number(entry, "input_length")
     ids = entry["hash_ids"]
-    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):  # true is none
         raise ValueError("hash_ids is no list of whole numbers")
+    if length != int(length):
+        raise ValueError("input_length is no whole number")
+    length = int(length)
     if length <= 0 or not 0 <= TRACE_TOKENS * len(ids) - length < TRACE_TOKENS:
         raise ValueError(f"{len(ids)} hash_ids for an input_length of {length}: there is one for each {TRACE_TOKENS}")
     return at / 1000, length, ids

@@ -7,14 +7,18 @@ what it moves is still in the prompt.
 from __future__ import annotations
 
 import datetime
+import logging
 import re
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from ..frames.worker import Generate, Message, StableRules
+from ..expressions import Expression, UnfitError
+from ..frames.worker import TOO_SLOW, Generate, Message, StableRules
 
 _BILLING = re.compile(r"^[^\S\n]*x-[\w-]*billing[\w-]*:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
 """A coding agent's header line in the system message: its version, and a number that is new with each request."""
@@ -41,17 +45,70 @@ _PLACE_LINE = re.compile(rf"[#*\-\s]*{_PLACE_WORD}\b", re.IGNORECASE)
 _MOST_LINES = 8  # that are moved: more are no stray lines, but a list with times in it
 _HEAD = "Current values:"
 
+TIME_LIMIT = 0.25
+"""Seconds of processor time that all expressions of the rules may take on one chat. Other streams go on meanwhile."""
+
+_SLOW_IN_A_ROW = 3  # then an expression is used no more
+_SAID_EVERY = 60.0  # s
+
+logger = logging.getLogger(__name__)
+
 
 class Stabilizer:
-    """The rules in force, and what they do to each chat. `rules` may be set from any thread."""
+    """The rules in force, and what they do to each chat. May be used from any thread.
 
-    def __init__(self, rules: StableRules) -> None:
+    A rule whose expression was too slow several times in a row is left out until rules are set again.
+    """
+
+    def __init__(self, rules: StableRules, timer: Callable[[], float] = time.monotonic) -> None:
+        """`timer`: s."""
+        self._timer = timer
+        self._lock = threading.Lock()
         self.rules = rules
         self.clock_in_template = False  # does the model's template ask for the time?
 
+    @property
+    def rules(self) -> StableRules:
+        return self._rules
+
+    @rules.setter
+    def rules(self, rules: StableRules) -> None:
+        with self._lock:
+            self._rules = rules
+            self._slow: Counter[str] = Counter()  # rule -> how often it was too slow since it last was not
+            self._off: frozenset[str] = frozenset()
+            self._said: dict[str, float] = {}  # rule -> when
+
     def __call__(self, generate: Generate) -> tuple[Generate, dict[str, int]]:
         """As `apply`."""
-        return apply(self.rules, generate, clock_in_template=self.clock_in_template)
+        with self._lock:
+            rules, off = self._rules, self._off
+        changed, counts = apply(rules, generate, clock_in_template=self.clock_in_template, off=off)
+        if (rules.custom or rules.move) and generate.messages is not None and _is_for(rules, generate.client):
+            self._note(rules, counts)
+        return changed, counts
+
+    def _note(self, rules: StableRules, counts: Mapping[str, int]) -> None:
+        with self._lock:
+            if rules is not self._rules:
+                return
+            for name in {"custom", "move"} - self._off:
+                if not counts.get(name + TOO_SLOW):
+                    self._slow[name] = 0
+                    continue
+                self._slow[name] += 1
+                now = self._timer()
+                if self._slow[name] >= _SLOW_IN_A_ROW:
+                    self._off |= {name}
+                    logger.warning(
+                        "stable.%s was too slow %d times in a row: it is off until the configuration is read again."
+                        " Write an expression without nested repeats, such as (a+)+",
+                        name,
+                        self._slow[name],
+                    )
+                elif now - self._said.get(name, -_SAID_EVERY) >= _SAID_EVERY:
+                    self._said[name] = now
+                    logger.warning("stable.%s was too slow for a prompt: that was left as it came", name)
 
     def now(self) -> datetime.datetime:
         """What templates shall take for now."""
@@ -59,11 +116,12 @@ class Stabilizer:
 
 
 def apply(
-    rules: StableRules, generate: Generate, *, clock_in_template: bool = False
+    rules: StableRules, generate: Generate, *, clock_in_template: bool = False, off: Collection[str] = ()
 ) -> tuple[Generate, dict[str, int]]:
     """A chat with the rules applied, and how often each was; the same object where none has changed it.
 
-    `clock_in_template`: the model's template asks for the time.
+    `clock_in_template`: the model's template asks for the time. A rule whose expression is too slow is not applied,
+    and counted with TOO_SLOW behind its name. `off`: rules with expressions that are left out.
     """
     if generate.messages is None:
         return generate, {}
@@ -75,16 +133,21 @@ def apply(
     messages, tools = list(generate.messages), generate.tools
     if rules.drop_billing_line:
         messages = _each_system(messages, drop_billing_line, counts, "drop_billing_line")
+    rules = msgspec.structs.replace(rules, **dict.fromkeys(off, ""))
+    share = TIME_LIMIT / max(1, bool(rules.custom) + bool(rules.move))
     if rules.custom:
-        custom = re.compile(rules.custom)
-        messages = _each_system(messages, lambda text: custom.subn("", text), counts, "custom")
+        try:
+            messages = _each_system(messages, Expression(rules.custom, share).removed, counts, "custom")
+        except UnfitError:
+            del counts["custom"]
+            counts["custom" + TOO_SLOW] = 1
     if rules.move_volatile_line or rules.move:
-        messages = move_lines(messages, rules, counts)
+        messages = move_lines(messages, rules, counts, share)
     if tools and rules.sort_tools:
         tools = _counted(tools, sort_tools(tools), counts, "sort_tools")
     if tools and rules.sort_keys:
         tools = _counted(tools, [sort_keys(tool) for tool in tools], counts, "sort_keys")
-    if not counts - Counter(freeze_clock=1):
+    if all(name == "freeze_clock" or name.endswith(TOO_SLOW) for name in counts):
         return generate, dict(counts)
     return msgspec.structs.replace(generate, messages=messages, tools=tools), dict(counts)
 
@@ -112,8 +175,28 @@ def drop_billing_line(text: str) -> tuple[str, int]:
     return _BILLING.subn("", text)
 
 
-def move_lines(messages: list[Message], rules: StableRules, counts: Counter[str]) -> list[Message]:
-    """What changes from request to request goes from system messages to the beginning of the last user message."""
+def move_lines(
+    messages: list[Message], rules: StableRules, counts: Counter[str], limit: float = TIME_LIMIT
+) -> list[Message]:
+    """What changes from request to request goes from system messages to the beginning of the last user message.
+
+    `limit`: seconds that the expression may take; if it takes more, what it finds stays where it is.
+    """
+    found: Counter[str] = Counter()
+    try:
+        expression = Expression(rules.move, limit, multiline=True) if rules.move else None
+        moved = _move_lines(messages, expression, rules.move_volatile_line, found)
+    except UnfitError:
+        found = Counter({"move" + TOO_SLOW: 1})
+        moved = _move_lines(messages, None, rules.move_volatile_line, found)
+    counts.update(found)
+    return moved
+
+
+def _move_lines(
+    messages: list[Message], expression: Expression | None, volatile: bool, counts: Counter[str]
+) -> list[Message]:
+    """Raises UnfitError."""
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     if last < 0:
         return messages
@@ -121,7 +204,7 @@ def move_lines(messages: list[Message], rules: StableRules, counts: Counter[str]
     changed: list[Message] = []
     for message in messages:
         if message.role == "system" and message.content:
-            text, found = taken_out(message.content, rules, counts)
+            text, found = _taken_out(message.content, expression, volatile, counts)
             if found:
                 moved += found
                 message = msgspec.structs.replace(message, content=text)
@@ -135,13 +218,19 @@ def move_lines(messages: list[Message], rules: StableRules, counts: Counter[str]
 
 
 def taken_out(content: str, rules: StableRules, counts: Counter[str]) -> tuple[str, list[str]]:
-    """A system message without what the rules move, and that."""
-    finders: list[tuple[str, Callable[[str], Iterator[tuple[int, int]]]]] = []
-    if rules.move:
-        expression = re.compile(rules.move, re.MULTILINE)
-        finders.append(("move", lambda text: (found.span() for found in expression.finditer(text))))
-    if rules.move_volatile_line:
-        finders.append(("move_volatile_line", _volatile_lines))
+    """A system message without what the rules move, and that. Raises UnfitError."""
+    expression = Expression(rules.move, TIME_LIMIT, multiline=True) if rules.move else None
+    return _taken_out(content, expression, rules.move_volatile_line, counts)
+
+
+def _taken_out(
+    content: str, expression: Expression | None, volatile: bool, counts: Counter[str]
+) -> tuple[str, list[str]]:
+    finders: list[tuple[str, Callable[[str], list[tuple[int, int]]]]] = []
+    if expression is not None:
+        finders.append(("move", lambda text: expression.spans(text, _MOST_LINES + 1)))
+    if volatile:
+        finders.append(("move_volatile_line", lambda text: list(_volatile_lines(text))))
     moved: list[str] = []
     for name, find in finders:
         found = [(start, end) for start, end in find(content) if content[start:end].strip()]

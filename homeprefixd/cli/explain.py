@@ -42,7 +42,12 @@ def explain(request_id: str, apply: bool, url: str | None, as_json: bool, **give
         rule, setting = explanation.get("rule"), explanation.get("setting") or "on"
         if not rule:
             raise HomeprefixdError("there is no rule that would help here: nothing was written")
-        place = apply_rule(rule, _wanted(given), setting)
+        try:
+            wanted = _wanted(given)
+        except ConfigError as error:
+            by_hand = f"add this line to its section [stable] by hand: {rule_line(rule, setting)}"
+            raise ConfigError(f"{error.message}. Nothing was written; {by_hand}") from error
+        place = apply_rule(rule, wanted, setting)
         if not as_json:
             output.line(f"Written: {rule_line(rule, setting)} in {place}. Reload or restart the daemon to use it.")
 

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import shutil
+import stat
 import sys
 import urllib.error
 import urllib.request
@@ -36,6 +37,7 @@ from .warming import body_of, named, names_of, prompt_flags
 
 _PATIENCE = 3_600.0  # s without a byte
 _BUFFER = 1 << 20
+_STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 
 @click.command("export")
@@ -65,7 +67,7 @@ def export(
     body = body_of(request_file, text, model, or_id=True)
     if names_of(body, prefix, request_id) != 1:
         raise click.UsageError("name one prefix: by FILE, --text, --prefix or --request", click.get_current_context())
-    if target == "-" and as_json:
+    if target in _STANDARD_OUTPUT and as_json:
         raise click.UsageError("--json needs a FILE to write to", click.get_current_context())
     body |= named(prefix, request_id, None)
     directory = directory_of(url, given)
@@ -80,12 +82,12 @@ def export(
         with _asked(url, "/cache/export", data, headers) as reply:
             _need_prefix(reply, url)
             with _written(target) as out:
-                size = _copy(reply, out)
+                size = _copy(reply, out, target)
     output = Output(as_json)
     if as_json:
-        output.document({"file": str(Path(target).absolute()), "bytes": size})
-    elif target != "-":
-        output.line(f"{size_text(size)} written to {target}")
+        output.document({"file": str(Path(target).absolute()), "bytes": size or None})
+    elif target not in _STANDARD_OUTPUT:
+        output.line(f"{size_text(size)} written to {target}" if size else f"written to {target}")
 
 
 @click.command("import")
@@ -142,7 +144,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _export_closed(cache: Cache, prefix: str, out: BinaryIO) -> int:
-    """Bytes that were written."""
+    """Bytes that were written; 0: into something that has no size."""
     out.flush()
     _closed(cache).export(prefix, out.fileno())
     with contextlib.suppress(OSError):  # a pipe has no size
@@ -178,22 +180,61 @@ def _asked(url: str, path: str, data: bytes | BinaryIO, headers: dict[str, str])
 
 @contextlib.contextmanager
 def _written(target: str) -> Iterator[BinaryIO]:
-    """The file, whole or not at all; readable by its owner only."""
-    if target == "-":
+    """A file, whole or not at all, readable by its owner only; through a link, what it leads to. What is no regular
+    file (a pipe, a device) is written into as it is.
+    """
+    if target in _STANDARD_OUTPUT:
+        _need_no_terminal(target, sys.stdout.buffer)
         yield sys.stdout.buffer
         return
-    part = Path(f"{target}.part")
+    place, part = os.path.realpath(target), None
     with _writing(target):
         if os.path.isdir(target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        opened = open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")  # noqa: SIM115  # below
+        if _is_special(target):
+            descriptor = os.open(target, os.O_WRONLY | os.O_NOCTTY)
+        else:
+            part = Path(f"{place}.part")
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        opened = open(descriptor, "wb")  # noqa: SIM115  # below
     try:
-        with opened as file:
+        with _flushed(opened, target) as file:
+            _need_no_terminal(target, file)
             yield file
-        with _writing(target):
-            part.replace(target)
+        if part is not None:
+            with _writing(target):
+                part.replace(place)
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _flushed(file: BinaryIO, target: str) -> Iterator[BinaryIO]:
+    """`file`, closed at the end. What its last bytes fail with is said of `target`."""
+    try:
+        yield file
+        with _writing(target):
+            file.flush()
+    finally:
+        with contextlib.suppress(OSError):  # it was said, or something else is
+            file.close()
+
+
+def _is_special(target: str) -> bool:
+    """Must nothing else be put in its place? So it is with a descriptor of this process, too, whatever that is of."""
+    if os.path.realpath(os.path.dirname(target)).startswith("/proc/"):
+        return True
+    try:
+        return not stat.S_ISREG(os.stat(target).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _need_no_terminal(target: str, file: BinaryIO) -> None:
+    if file.isatty():
+        where = "standard output" if target in _STANDARD_OUTPUT else target
+        raise RequestError(f"{where} is a terminal, and a prefix is no text: give a file, or a pipe")
 
 
 @contextlib.contextmanager
@@ -214,21 +255,29 @@ def _need_prefix(reply: http.client.HTTPResponse, url: str) -> None:
         raise stranger(url, f"its reply to /cache/export is {kind}", answered=True)
 
 
-def _copy(reply: http.client.HTTPResponse, out: BinaryIO) -> int:
+def _copy(reply: http.client.HTTPResponse, out: BinaryIO, target: str) -> int:
     """Bytes that were copied."""
-    counter = _Counter(out)
+    counter = _Counter(out, target)
     shutil.copyfileobj(reply, counter, _BUFFER)
-    out.flush()
+    with _writing_to(target):
+        out.flush()
     return counter.size
 
 
 class _Counter:
     """Counts what is written to a file."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, target: str) -> None:
         self._file = file
+        self._target = target
         self.size = 0
 
     def write(self, data: bytes) -> int:
         self.size += len(data)
-        return self._file.write(data)
+        with _writing_to(self._target):
+            return self._file.write(data)
+
+
+def _writing_to(target: str) -> contextlib.AbstractContextManager[None]:
+    """As `_writing`, but for standard output: who reads that may leave, as with every command."""
+    return contextlib.nullcontext() if target in _STANDARD_OUTPUT else _writing(target)

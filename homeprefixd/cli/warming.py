@@ -237,6 +237,8 @@ def pin(
             rest = found.get("prompt_tokens", 0) - one["tokens"]
             note = f"; {count_text(rest)} more are not stored: {typed('warm')} it first" if rest > 0 else ""
             output.line(f"pinned {one['id']}, {counted(one['tokens'], 'token')}{note}")
+            if one.get("not_kept"):
+                output.line(f"only {count_text(one['kept'])} of them are on disk: {one['not_kept']}")
 
 
 @click.command()
@@ -322,3 +324,7 @@ def _list(output: Output, pins: Sequence[Mapping[str, Any]]) -> None:
         for one in pins
     ]
     output.table(columns, rows)
+    for one in pins:
+        if one.get("not_kept"):
+            kept, tokens = count_text(one["kept"]), count_text(one["tokens"])
+            output.line(f"{one['id'] or one['label'] or '-'}: {kept} of {tokens} tokens are on disk: {one['not_kept']}")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ import numpy as np
 from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length
+from ..explain.rules import rules_behind
 from ..frames import Frame
 from ..frames.store import Traced
-from ..frames.worker import Account, Delta, Failure, Finding, Finished, Generate, SectionTokens
+from ..frames.worker import Account, Delta, Failure, Finding, Finished, Generate, SectionTokens, StableRules
 from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
 
@@ -48,17 +50,20 @@ class Accountant:
         clock: Callable[[], float] = time.thread_time,
         trace: Callable[[Space, bytes], Traced | None] = lambda space, tokens: None,
         counters: defaultdict[str, float] | None = None,
+        in_force: Callable[[], StableRules] = StableRules,
     ) -> None:
         """`pieces`: bytes of each token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32
         LE) of the stored prompt that begins as the given ones, in a request's namespace; asked if none is remembered.
         `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
         so nothing is said to be evicted. `trace`: what the store knows of why such tokens are not found; None: nothing.
-        `counters` gets: accounts, account_seconds (by `clock`: of the thread's processor time).
+        `counters` gets: accounts, account_seconds (by `clock`: of the thread's processor time). `in_force`: the rules
+        that are applied to prompts.
         """
         self._pieces, self._emit, self._stored, self._clock = pieces, emit, stored, clock
         self._trace = trace
         self._counters = defaultdict(float) if counters is None else counters
         self._grain = grain
+        self._in_force = in_force
         self._memory = Memory()
         self._lock = threading.Lock()
         self._replies: dict[str, _Reply] = {}  # of the requests that run
@@ -117,7 +122,7 @@ class Accountant:
         text = b"".join(pieces).decode(errors="surrogateescape")
         prompt = Prompt(text, generate.messages, generate.tools or ())
         ends = _Ends(text, pieces)
-        new = Known(generate.rid, generate.client, space, prompt, to_le(tokens), words_of(tokens))
+        new = Known(generate.rid, generate.client, space, prompt, to_le(tokens), words_of(tokens), self._in_force())
         with self._lock:
             found = self._memory.resembles(new)
             if generate.cache and generate.rid not in self._early:
@@ -133,7 +138,7 @@ class Accountant:
         known = common
         if len(other.tokens) // 4 - common <= _SEAM:
             known = max(common, ends.token_at(common_length(whole, text)))
-        finding = self._finding(other, prompt, ends)
+        finding = self._finding(other, new, ends)
         if other.space != space:
             field = "`lora`" if other.space.salt == space.salt else "`cache_salt`"
             finding = Finding("other_namespace", field, 0, "", "", "", len(tokens))
@@ -169,10 +174,17 @@ class Accountant:
         return Known("", new.client, new.space, Prompt(text), tokens, frozenset()), common
 
     @staticmethod
-    def _finding(other: Known, prompt: Prompt, ends: _Ends) -> Finding | None:
+    def _finding(other: Known, new: Known, ends: _Ends) -> Finding | None:
+        prompt = new.prompt
         found: Difference | None = difference(other.prompt, prompt)
         if found is None:
             return None
+        if other.rules is not None and new.rules is not None and other.rules != new.rules:
+            asked = {"client": new.client, "cause": found.cause, "place": found.part}
+            names = rules_behind(other.prompt, prompt, other.rules, new.rules, **asked)
+            if names:
+                place = f"the rule{'s' if len(names) > 1 else ''} {', '.join(f'`{name}`' for name in names)}"
+                found = replace(found, cause="rule_applied", part=place, rule="", setting="on")
         token = ends.token_at(found.place)
         rest = len(prompt.text) - found.place
         left = ends.count - token

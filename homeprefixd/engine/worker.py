@@ -363,7 +363,8 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
             saver = Saver(store, slicer, model, namespaces, counters)
             restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
     grain = 0 if slicer is None or edged is not None else BLOCK_TOKENS if load.reuse == "exact" else 1
-    accountant = _accountant(model, emit, store, namespaces, grain, counters) if load.explain else None
+    stabilizer = stable.Stabilizer(load.stable or NO_RULES)
+    accountant = _accountant(model, emit, store, namespaces, grain, counters, stabilizer) if load.explain else None
     emit = emit if accountant is None else accountant.watch
     cell_bytes = float(
         slicer.size.per_token
@@ -375,7 +376,6 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     if namespaces is not None and load.replay and load.reuse == "token":
         replay = Replay(model, store, namespaces.key, namespaces.opened, counters)
     engine = Engine(model, places, settings, emit, counters, saver, restorer, adapters, replay)
-    stabilizer = stable.Stabilizer(load.stable or NO_RULES)
     template = _template(load, model.chat_template)
     stabilizer.clock_in_template = "strftime_now" in template
     try:
@@ -458,6 +458,7 @@ def _accountant(
     namespaces: Namespaces | None,
     grain: int,
     counters: defaultdict[str, float],
+    stabilizer: stable.Stabilizer,
 ) -> Accountant:
     from .account import BEYOND, Accountant
 
@@ -469,7 +470,9 @@ def _accountant(
         namespace = namespaces.opened(space) if namespaces is not None else None
         return None if namespace is None else store.trace(namespace, tokens, _NEIGHBOUR_PATIENCE)
 
-    return Accountant(model.pieces, emit, stored, grain, trace=traced, counters=counters)
+    return Accountant(
+        model.pieces, emit, stored, grain, trace=traced, counters=counters, in_force=lambda: stabilizer.rules
+    )
 
 
 def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:

@@ -133,6 +133,10 @@ CAUSES: Mapping[str, Cause] = {
         "nothing: no prompt like this one was seen since the model was loaded",
         "",
     ),
+    "rule_applied": Cause(
+        "nothing but once: {place} of [stable] came into force, or was changed",
+        "",
+    ),
     "goes_on": Cause(
         "nothing: only what is new was computed",
         "",
@@ -150,7 +154,7 @@ GATE: Mapping[str, str] = {
 }
 """`GateDecision.reason` in words."""
 
-HARMLESS = frozenset({"too_short", "never_seen", "goes_on", "computed_faster"})
+HARMLESS = frozenset({"too_short", "never_seen", "goes_on", "computed_faster", "rule_applied"})
 """Nothing was lost."""
 
 REMOVALS: Mapping[str, str] = {

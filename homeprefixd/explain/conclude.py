@@ -83,7 +83,7 @@ def conclude(
         cause, place, token, rule = finding.cause, finding.place, finding.token, finding.rule
         if cause == "other_namespace" and account.differences:
             place = "; ".join(account.differences[:_NAMED])
-        lost = min(finding.alike, max(0, total - reused))
+        lost = 0 if cause in HARMLESS else min(finding.alike, max(0, total - reused))
     if cause not in HARMLESS and lost < _LEAST_LOSS:
         cause, place, lost, rule = "goes_on", "", 0, ""
     if cause == "goes_on" and _is_unlike(account, reused, total):
@@ -164,6 +164,8 @@ def _text(cause: str, place: str, token: int, lost: int, seconds: float | None, 
             "computed_faster": f"{head}; more is on disk, but computing is predicted to be faster than reading it.",
             "too_short": f"The prompt has {total} tokens: that is too short to be kept.",
             "never_seen": f"{head}; no prompt like this one was seen since the model was loaded, so the rest was new.",
+            "rule_applied": f"{head}: {place} of [stable] came into force or was changed, so this prompt is computed"
+            " anew once; those that follow are reused.",
         }.get(cause, f"{head}: nothing was lost, the rest was new.")
     cost = "" if seconds is None else f", about {seconds:.1f} s"
     return f"{head}. {lost:,} more could have been{cost}: lost to {title(cause, place)}, at token {token:,}."

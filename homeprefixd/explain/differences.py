@@ -34,6 +34,7 @@ _A_LINE = 12  # characters of a line that is no chance
 _VALUE = 40  # characters of a line that change: what is longer is a text rather than a value
 _SAME_START = 24  # characters: a text of which the beginning was cut off does not begin like the whole
 _SUMMARY = 2  # messages that stand for those that were cut off: a summary, and that it was understood
+_OF_ENTRIES = ("counter", "changing_value")
 _FOUND_AGAIN = 64  # characters that must come again for one text to be in another
 
 
@@ -117,8 +118,8 @@ def _why(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
     if _is_blank_only(a, b, place):
         return "white_space", "", None, None
     what = volatile(a, b, place)
-    if what is not None and what.cause == "counter" and (_comes_again(a, place, b) or _comes_again(b, place, a)):
-        what = None  # the number of one document among others
+    if what is not None and what.cause in _OF_ENTRIES and (_comes_again(a, place, b) or _comes_again(b, place, a)):
+        what = None  # the number of one document, or the value of one entity, among others
     ordered = _reordered(*_ending_with_part(before, after, a, place, part), place)
     if ordered and (what is None or what.cause in ("counter", "changing_value", "random_id")):
         return ordered, "", None, None

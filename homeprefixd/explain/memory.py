@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from ..frames.worker import StableRules
 from ..lora import Space
 from ..prefix.blocks import common_tokens
 from .prompt import Prompt
@@ -27,6 +28,7 @@ class Known:
     prompt: Prompt
     tokens: bytes
     words: frozenset[int]
+    rules: StableRules | None = None  # that were in force; None: not known
     done: bool = False  # its blocks were handed to the cache
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from ..chat import stable
+from ..expressions import UnfitError
 from ..frames.worker import StableRules
 from .prompt import common_length
 from .volatile import date_words
@@ -54,7 +55,10 @@ def moving(before: str, after: str, place: int) -> Proposal:
 
 def _helps(rules: StableRules, before: str, after: str, place: int) -> bool:
     counts: Counter[str] = Counter()
-    (old, out), (new, moved) = (stable.taken_out(text, rules, counts) for text in (before, after))
+    try:
+        (old, out), (new, moved) = (stable.taken_out(text, rules, counts) for text in (before, after))
+    except UnfitError:
+        return False
     if not moved or len(out) != len(moved) or (rules.move and len(moved) != 1):
         return False
     if old == new:

@@ -39,6 +39,11 @@ _DAY = (
     r"|pazartesi|salı|çarşamba|perşembe|cuma(?:rtesi)?|pazar"
     r"|(?:maanan|tiis|tors|perjan|lauan|sunnun)tai|keskiviikko"
 )
+_HOUR = (
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|noon|midnight|\d{1,2}|eins|zwei|drei|vier|fünf|sechs"
+    r"|sieben|acht|neun|zehn|elf|zwölf|une|deux|trois|quatre|cinq|sept|huit|neuf|dix|onze|midi|minuit)"
+)
+_MINUTES = r"(?:quarter|half|(?:five|ten|twenty(?:[- ]five)?|\d{1,2})(?:\s+minutes?)?)"
 _CLOCKS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -60,6 +65,10 @@ _CLOCKS = tuple(
         rf"\b(?:{_DAY})\b",
         rf"\b{_MONTH}\b",
         r"\b\d+\s*(?:s|sec(?:ond)?s?|min(?:ute)?s?|h(?:ou)?rs?|days?|weeks?)\s+(?:ago|old)\b",
+        rf"\b(?:an?\s+)?{_MINUTES}\s+(?:past|to|before|after)\s+{_HOUR}\b",
+        rf"\b{_HOUR}\s+(?:o'clock|uhr)\b",
+        rf"\b(?:(?:viertel|fünf|zehn|zwanzig)\s+(?:nach|vor)\s+(?:halb\s+)?|halb\s+|dreiviertel\s+){_HOUR}\b",
+        rf"\b{_HOUR}\s+heures?(?:\s+(?:et\s+(?:quart|demie)|moins\s+le\s+quart))?\b",
         r"\b(?:morning|forenoon|noon|afternoon|evening|night|midnight|dawn|dusk)\b",
         r"\b1[5-9]\d{8}(?:\d{3}|\.\d+)?\b",
     )
@@ -92,6 +101,17 @@ _UNIT = re.compile(
     r"|db\b|v\b|a\b|hz\b|mm\b|cm\b|µg|eur\b|h\b|min\b|€|\$|gb\b|mb\b|gib\b|mib\b|c\b|f\b)",
     re.I,
 )
+_ATTRIBUTE = re.compile(
+    r"(?:\bstate|\bvalue|brightness|temp(?:erature)?|humidity|illuminance|pressure|battery|level|volume|position|power"
+    r"|energy|speed|percentage|\b(?:current|target)_\w+)[\"']?\s*[:=]\s*[\"']?$",
+    re.IGNORECASE,
+)
+"""What stands before the value of a sensor, or of a device's attribute."""
+
+_ROW = re.compile(r"(?:[^,\n]*,){2,}[^,\n]*$")
+"""Of a table, without its line end; a sentence may look like one."""
+
+_FIELD_ENDS = ",;\n"
 _BILLING = re.compile(r"billing|cc_version=|\bcch=", re.I)
 _STATES = frozenset(
     re.findall(
@@ -133,7 +153,7 @@ def volatile(a: str, b: str, place: int) -> Volatile | None:
         or _both(_CLOCKS[1:-1], wa, wb, at, "clock")
         or _random(wa, wb, at)
         or _both(_DATE, wa, wb, at, "clock")
-        or _number(wa, wb, at, line[1])
+        or _number(wa, wb, at, line[1], b, place)
         or _state(wa, wb, at)
     )
 
@@ -182,16 +202,29 @@ def _random(a: str, b: str, at: int) -> Volatile | None:
     return found
 
 
-def _number(a: str, b: str, at: int, line: str) -> Volatile | None:
+def _number(a: str, b: str, at: int, line: str, text: str, place: int) -> Volatile | None:
     found = _both((_NUMBER,), a, b, at, "counter")
     if found is None:
         return None
     if _ID_WORD.search(b[: b.rfind(found.after, 0, at + len(found.after) + 1)]) and len(found.after) >= 4:
         return found._replace(cause="random_id")
-    behind = b[b.rfind(found.after, 0, at + len(found.after) + 1) + len(found.after) :]
+    start = b.rfind(found.after, 0, at + len(found.after) + 1)
+    behind = b[start + len(found.after) :]
+    if _ATTRIBUTE.search(b[:start]) or _is_field(text, place - at + start, place - at + start + len(found.after)):
+        return found._replace(cause="changing_value")
     if re.search(r"\d[.,]\d", found.before + " " + found.after) or _UNIT.match(behind):
         return found._replace(cause="changing_value")
     return found._replace(cause="clock") if _CLOCK_WORD.search(line) else found
+
+
+def _is_field(text: str, start: int, end: int) -> bool:
+    """Is [start, end) all of a field in a table, as of entities and their states: a row beside which another stands?"""
+    if text[start - 1 : start] not in tuple(_FIELD_ENDS) or text[end : end + 1] not in ("", *_FIELD_ENDS):
+        return False
+    begin, close = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    row, above = text[begin : close if close >= 0 else len(text)], text[:begin].rstrip("\n").rpartition("\n")[2]
+    below = text[close + 1 :].partition("\n")[0] if close >= 0 else ""
+    return bool(_ROW.match(row)) and any(other.count(",") == row.count(",") for other in (above, below))
 
 
 def _state(a: str, b: str, at: int) -> Volatile | None:

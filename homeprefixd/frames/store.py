@@ -446,6 +446,7 @@ class Purged(Frame):
     nodes: int
     bytes: int
     error: str = ""
+    kind: str = ""  # of `error`: class name
 
 
 class Flushed(Frame):
@@ -486,6 +487,8 @@ class PinInfo(msgspec.Struct, frozen=True):
     expires: float  # Unix time, s; 0: never
     preview: str
     tiers: list[str]  # where its end is
+    kept: int = 0  # of `tokens`, from the start on, are on disk
+    not_kept: str = ""  # why not all of them
 
 
 class Pinned(Frame):

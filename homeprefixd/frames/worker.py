@@ -12,6 +12,10 @@ from .store import Gone
 # ---------------------------------------------------------------------------------------------- daemon -> worker
 
 
+TOO_SLOW = " (too slow)"
+"""Stands behind the name of a rule that was not applied, as its expression took too long."""
+
+
 class StableRules(msgspec.Struct, frozen=True):
     """Which rules of `chat/stable.py` are applied to each chat before it is rendered."""
 
@@ -353,7 +357,7 @@ class Account(Frame):
     known: int  # leading tokens that were computed for that one, its reply included; 0: none, or not to the end
     known_prompt: int  # of these, in that one's prompt
     finding: Finding | None  # None: it goes on where that one ended, or resembles none
-    rules: dict[str, int] = {}  # rule that was applied -> how often
+    rules: dict[str, int] = {}  # rule that was applied -> how often; with TOO_SLOW: that was not -> 1
     asked_no_cache: bool = False
     replayed: int = 0  # of the prompt's tokens, are the very ones that were generated
     gone: Gone | None = None  # where something of it was stored, and is not any more

@@ -243,11 +243,12 @@ class StoreLink:
         return await self._ask(ListPrefixes(next(self._tickets), limit, model), Prefixes, LIST_TIMEOUT)
 
     async def purge(self, request: Purge) -> Purged:
-        """Remove from every tier. Raises UnavailableError, NotFoundError for an unknown prefix."""
+        """Remove from every tier. Raises NotFoundError for an unknown prefix, UnavailableError also on a full disk."""
         frame = Purge(next(self._tickets), request.all, request.prefix, request.older_than, request.model)
         reply = await self._ask(frame, Purged, PURGE_TIMEOUT)
         if reply.error:
-            raise NotFoundError(reply.error, param="prefix" if request.prefix else None)
+            param = "prefix" if request.prefix else None
+            raise from_frame(reply.kind or NotFoundError.__name__, reply.error, None, param, {})
         return reply
 
     async def verify(self, repair: bool, rate: float) -> Verified:

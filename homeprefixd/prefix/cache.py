@@ -286,6 +286,7 @@ class Cache:
         if not hot.warm:
             self.evicted.add(hot.key, hot.node.record.hits)
             self.removals_seen.add((hot.key,), self._why_unwritten(hot))
+            self.pins.left_memory(hot.node)
         if hot.queued or self.queue.lacks_room_for(hot):
             self.counters.dropped_nodes += 1
             self.queue.remove(hot)
@@ -311,6 +312,11 @@ class Cache:
         Returns the seconds after which it wants to be called again; None if it waits for nothing.
         """
         return self._behind.write(everything=everything) if self._behind is not None else None
+
+    def write_path(self, path: Sequence[HotNode]) -> None:
+        """*Writer.* Store nodes of a path, parents first, before what waits: as many as fit. Never raises."""
+        if self._behind is not None:
+            self._behind.write_path(path)
 
     def requeue(self) -> None:
         """*Writer.* What is in RAM only and does not wait to be written waits again, as far as there is room."""

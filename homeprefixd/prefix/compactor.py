@@ -15,16 +15,14 @@ from pathlib import Path
 import lmdb
 
 from ..errors import StoreError
-from .directory import DATA, Directory
+from .directory import DATA, PART, Directory
 from .warm_table import FILE_FORMAT, META, TABLES
-
-_PART = f"{DATA}.part"
 
 
 def compact(path: Path) -> tuple[int, int]:
     """Bytes on disk before and after. Raises StoreError."""
     directory = Directory(path, create=False)
-    part = path / _PART
+    part = path / PART
     try:
         if directory.was_left_open(mark=False) and (problem := directory.problem()):
             raise StoreError(f"{directory.data} is damaged: {problem}; `serve` would set it aside and begin a new one")

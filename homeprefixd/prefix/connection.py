@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..channel import Channel, ChannelClosedError
-from ..errors import HomeprefixdError
+from ..errors import HomeprefixdError, StoreError
 from ..frames import Frame, Stop
 from ..frames.store import (
     Abandon,
@@ -264,7 +264,8 @@ class Connection:
             )
             self._send(Purged(frame.ticket, removed.nodes, removed.bytes))
         except HomeprefixdError as error:
-            self._send(Purged(frame.ticket, 0, 0, error.message))
+            kind = "UnavailableError" if isinstance(error, StoreError) else type(error).__name__
+            self._send(Purged(frame.ticket, 0, 0, error.message, kind))
 
     def _verify(self, frame: Verify) -> None:
         disk = self._cache.disk

@@ -7,6 +7,7 @@ stop from a crash, and setting a damaged file aside.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -22,6 +23,10 @@ _LMDB_LOCK = "lock.mdb"
 _OWNER = "lock"
 _MARKER = "opened"
 _DAMAGED = f"{DATA}.damaged-"
+_OTHER = f"{DATA}.other-version-"
+PART = f"{DATA}.part"
+"""A copy that is being made of the file."""
+
 _CHECK_SECONDS = 120.0
 
 # in the marker
@@ -91,11 +96,20 @@ class Directory:
     """A directory that this process owns until `release`. Raises StoreError if it cannot be a store's.
 
     `create`: make it if it is missing; else a directory without a store in it is refused.
+    `read_only`: nothing is to be written, so it may be where nothing can be.
     `owner`: the process that holds it as others are told, who may want to stop it; None: this one.
     `mounts`: the system's mount table, for tests.
     """
 
-    def __init__(self, path: Path, *, create: bool, owner: int | None = None, mounts: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool,
+        owner: int | None = None,
+        mounts: str | None = None,
+        read_only: bool = False,
+    ) -> None:
         self.path = path
         self.data = path / DATA
         self._marker = path / _MARKER
@@ -103,6 +117,7 @@ class Directory:
         if not create and not os.path.exists(self.data):  # False also for a name that cannot be
             raise StoreError(f"{path}: there is no store here; give the directory that `serve` uses with --cache-dir")
         self._refuse_strange(path)
+        self._lock: int | None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_network(path.resolve(), mounts)
@@ -110,10 +125,14 @@ class Directory:
                 os.chmod(path, 0o700)
             self._lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(
-                f"{path}: the cache cannot be kept here: {error.strerror or error}; "
-                "choose another directory with --cache-dir, or make this one writable"
-            ) from error
+            if not read_only:
+                raise StoreError(
+                    f"{path}: the cache cannot be kept here: {error.strerror or error}; "
+                    "choose another directory with --cache-dir, or make this one writable"
+                ) from error
+            self._lock = self._lock_to_read(error)
+        if self._lock is None:
+            return
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -125,6 +144,24 @@ class Directory:
         with contextlib.suppress(OSError):  # a full disk: only a message would be the poorer
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{owner or os.getpid()}\n".encode(), 0)
+
+    def _lock_to_read(self, refusal: OSError) -> int | None:
+        """The owner's lock where nothing can be written; None where there is none and nobody could make one.
+
+        LMDB's own is not used then, so whoever has the file open must hold this one. `refusal`: why it cannot be
+        written. Raises StoreError.
+        """
+        try:
+            return os.open(self.path / _OWNER, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if refusal.errno == errno.EROFS:
+                return None
+            why = f"it cannot be locked ({refusal.strerror or refusal})"
+        except OSError as error:
+            why = error.strerror or str(error)
+        raise StoreError(
+            f"{self.path}: the store cannot be read: {why}; read it as the user whose daemon keeps it"
+        ) from refusal
 
     @staticmethod
     def _refuse_strange(path: Path) -> None:
@@ -226,14 +263,15 @@ class Directory:
         return words[-1] if words else f"its check ended with status {done.returncode}"
 
     def set_aside(self, why: str, *, damaged: bool = True) -> None:
-        """Move the file out of the way; an older one set aside before is removed, so that they do not pile up.
+        """Move the file out of the way; one set aside before for the same reason goes, so that they do not pile up.
 
         `damaged`: it is; else it is sound, but nothing that this version reads.
         """
         what = "damaged" if damaged else "of another version"
-        aside = self.path / f"{_DAMAGED}{time.strftime('%Y%m%d-%H%M%S')}"
+        prefix = _DAMAGED if damaged else _OTHER
+        aside = self.path / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}"
         try:
-            for old in self.path.glob(f"{_DAMAGED}*"):
+            for old in self.path.glob(f"{prefix}*"):
                 old.unlink()
             self.data.rename(aside)
             (self.path / _LMDB_LOCK).unlink(missing_ok=True)
@@ -242,9 +280,17 @@ class Directory:
         level = logging.ERROR if damaged else logging.WARNING
         log.log(level, "%s: %s (%s); set aside as %s, starting with an empty store", self.data, what, why, aside.name)
 
+    def remove_leftovers(self) -> None:
+        """A copy that was not finished, as its process was killed."""
+        try:
+            (self.path / PART).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s: cannot be removed: %s", self.path / PART, error)
+
     def release(self, *, clean: bool) -> None:
         """Give the directory up. `clean`: the file was closed in order."""
         if clean:
             with contextlib.suppress(OSError):
                 self._marker.unlink(missing_ok=True)
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)

@@ -20,7 +20,7 @@ import lmdb
 import msgspec
 
 from .codec import PIECE, piece_count
-from .directory import DATA
+from .directory import PART
 from .disk_file import (
     PAGE,
     REMOVALS_KEY,
@@ -107,7 +107,7 @@ class Disk(DiskFile):
         need = self.used() + PAGE * len(self._tables)
         if self.free_bytes() < need + max(self._min_free, need // 16):
             raise DiskFullError(f"the copy needs {need} bytes, {self.free_bytes()} are free")
-        part = self._file.with_name(f"{DATA}.part")
+        part = self._file.with_name(PART)
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:

@@ -169,8 +169,9 @@ class DiskFile:
         self._ceiling: int | None = None
         try:
             size = self._file.stat().st_size if self._file.exists() else 0
-            # larger than the budget, so that the budget is met by evicting and never by a full map
-            map_size = max(limit + limit // 8 + _SPARE, size) // PAGE * PAGE
+            # Larger than the budget, so that the budget is met by evicting and never by a full map; and larger than the
+            # file, which may have no free page: what is removed is free only after its transaction, which needs some.
+            map_size = max(limit + limit // 8, size + size // 8) // PAGE * PAGE + _SPARE
             self.most = (map_size - _SPARE) * 8 // 9
             """What `limit` can be at most while it is open."""
             self._map_size = map_size

@@ -25,6 +25,8 @@ from .tree import NodeTable, Placed, Step, match
 
 if TYPE_CHECKING:
     from .cache import Cache
+    from .hot import HotNode
+    from .warm_table import WarmTable
 
 MAX_PINS = 1_000
 """More are refused: each costs a look into the tree whenever something is evicted."""
@@ -79,7 +81,9 @@ class Pins:
             except msgspec.DecodeError:
                 log.warning("a pin cannot be read; it is left out")
         self.given_up = 0
-        """Pinned nodes that went because the budget could not be kept otherwise, since the start."""
+        """Pinned nodes that went, since the start: from disk, as the budget could not be kept otherwise, or from RAM,
+        without ever being on disk."""
+        self._said = False  # that one went from RAM
 
     def live(self) -> Rows:
         """Those that have not expired."""
@@ -121,6 +125,28 @@ class Pins:
                 found.setdefault(node.record.key, []).append((_end(place, row), row))
         return found
 
+    def left_memory(self, node: Placed) -> None:
+        """A node went from RAM that is not on disk. With the cache's lock held."""
+        now, place = self._wall(), node.tree_key
+        if not any(place.startswith(one) and not 0 < row.expires <= now for one, row in self.rows.items()):
+            return
+        self.given_up += 1
+        if not self._said:
+            self._said = True
+            log.warning(
+                "a pinned prefix went from memory, and is not on disk: %s. %s says what of each pin is kept",
+                self._reason(),
+                typed("pin"),
+            )
+
+    def _reason(self) -> str:
+        """Why what is pinned is not on disk."""
+        if self._cache.warm_state != "ok":
+            return f"the disk cannot be written: {self._cache.warm_reason}"
+        if self._cache.spares_disk:
+            return "as much was written today as `cache.daily_writes` allows"
+        return "it does not fit into `cache.warm` (or a share of it) beside what is pinned: raise that, or unpin others"
+
     # -------------------------------------------------------------------------------------------------- writer
 
     def protected(self) -> frozenset[bytes]:
@@ -158,9 +184,22 @@ class Pins:
         now = self._wall()
         row = PinRow(namespace, start, wanted.label, now, now + wanted.ttl if wanted.ttl else 0.0)
         self._put(place, row)
-        self._cache.requeue()  # what is in RAM only is to be written
+        self._cache.write_path(self._unwritten(place))  # at once, so that the answer can say whether it fits
+        made = self.describe({place: row})
+        self._cache.requeue()  # what else is in RAM only
         self._cache.wake()
-        return self.describe({place: row})
+        return made
+
+    def _unwritten(self, place: bytes) -> list[HotNode]:
+        """What is in RAM only of the path to a place's node, parents first."""
+        found: list[HotNode] = []
+        with self._cache.view() as (tables, _warm):
+            node = holder(tables, place)
+            at = self._cache.hot.by_key.get(node.record.key) if node is not None else None
+            while at is not None and not at.warm:
+                found.append(at)
+                at = self._cache.hot.by_key.get(at.node.parent)
+        return found[::-1]
 
     def unpin(self, wanted: Unpin) -> list[PinInfo]:
         """*Writer.* Remove pins; returns them. Raises HomeprefixdError."""
@@ -185,10 +224,16 @@ class Pins:
             for place, row in sorted(rows.items(), key=lambda item: item[1].created):
                 node = holder(tables, place)
                 tiers: list[str] = []
+                kept, reason = 0, "nothing of it is stored any more"
                 if node is not None:
                     hot = self._cache.hot.by_key.get(node.record.key)
                     stored = warm is not None and warm.get(node.tree_key) is not None
                     tiers = [name for name, there in (("hot", hot is not None), ("warm", stored)) if there]
+                    kept = min(_end(place, row), self._on_disk(node, warm))
+                    waits = hot is not None and hot.queued and self._cache.warm_state == "ok"
+                    reason = "it waits to be written" if waits else self._reason()
+                if kept == _end(place, row):
+                    reason = ""
                 found.append(
                     PinInfo(
                         node.record.key.hex()[:ID_CHARACTERS] if node is not None else "",
@@ -199,9 +244,19 @@ class Pins:
                         row.expires,
                         node.record.preview if node is not None else "",
                         tiers,
+                        kept,
+                        reason,
                     )
                 )
         return found
+
+    def _on_disk(self, node: Placed, warm: WarmTable | None) -> int:
+        """Tokens from the prompt's start to where of a node's path nothing more is on disk."""
+        at: Placed | None = node if warm is not None else None
+        while at is not None and warm is not None and warm.get(at.tree_key) is None:
+            above = self._cache.hot.by_key.get(at.parent)
+            at = above.node if above is not None else warm.place(at.parent)
+        return at.end if at is not None else 0
 
     def _find(self, wanted: Pin | Unpin) -> tuple[bytes, int, bytes]:
         """Place, position of its first token, namespace. Raises NotFoundError."""

@@ -115,6 +115,7 @@ class Service:
 
 def open_disk(directory: Directory, *, limit: int, level: int, min_free: int = 0) -> Disk:
     """Open the file of a directory; one that is damaged is set aside and a new one begun. Raises StoreError."""
+    directory.remove_leftovers()
     left_open = directory.was_left_open()
     if left_open and (problem := directory.problem() or directory.reproach()):
         directory.set_aside(problem)
@@ -150,7 +151,9 @@ def run(arguments: argparse.Namespace) -> bool:
     if arguments.warm > 0 or arguments.read_only:
         existing = arguments.existing or arguments.read_only
         # Who kills a store gets another one: what can be stopped is the daemon, or the command, that has started it.
-        directory = Directory(Path(arguments.cache_dir), create=not existing, owner=os.getppid())
+        directory = Directory(
+            Path(arguments.cache_dir), create=not existing, owner=os.getppid(), read_only=arguments.read_only
+        )
         if arguments.read_only:
             disk = open_to_read(directory)
         else:

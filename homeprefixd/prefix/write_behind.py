@@ -91,6 +91,29 @@ class WriteBehind:
             if not self._write_some(batch, touches):
                 return self._retry(cache.clock())
 
+    def write_path(self, path: Sequence[HotNode]) -> None:
+        """Write nodes of a path, parents before children, without waiting for their time: as many as fit."""
+        cache, at = self._cache, 0
+        if self._daily_writes:
+            self._spare_the_disk()
+        while at < len(path) and not (self.day_is_over or cache.clock() < self._retry_at or cache.out_of_time()):
+            batch: list[HotNode] = []
+            with cache.lock:
+                for hot in path[at:]:
+                    if batch and sum(other.size for other in batch) + hot.size > self._disk.batch_bytes:
+                        break
+                    at += 1
+                    if hot.indexed and not hot.warm:
+                        cache.hot.lease(hot)
+                        batch.append(hot)
+                cache.writing = batch
+            if not batch or ((written := self._write_some(batch, {})) and batch[-1].warm):
+                continue
+            with cache.lock:
+                if written:  # but for what did not fit, as will not what comes behind it
+                    self._refuse({hot for hot in path[at:] if hot.queued})
+            return
+
     def _takes_back(self, now: float) -> bool:
         """Do blocks wait now for which the queue had no room before?"""
         with self._cache.lock:
@@ -251,7 +274,7 @@ class WriteBehind:
                 if failure is None or isinstance(failure, BudgetError):
                     self._cache.queue.remove(hot)
                 self._cache.hot.release(hot)
-            self._refuse(refused)
+            self._cache.counters.over_share += self._refuse(refused)
             for key in orphans:
                 self._cache.forget_hot_subtree(key)
             self._cache.writing = []
@@ -350,8 +373,8 @@ class WriteBehind:
                 keys.add(hot.key)
         return refused
 
-    def _refuse(self, refused: set[HotNode]) -> None:
-        """They are not written, nor is what waits behind them: there is no room in a share. With the lock held."""
+    def _refuse(self, refused: set[HotNode]) -> int:
+        """They are not written, nor is what waits behind them: there is no room. How many; with the lock held."""
         cache = self._cache
         keys = {hot.key for hot in refused}
         gone = set(refused)
@@ -362,7 +385,7 @@ class WriteBehind:
             cache.queue.remove(hot)
             cache.hot.offer(hot)
         cache.counters.dropped_nodes += len(gone)
-        cache.counters.over_share += len(gone)
+        return len(gone)
 
     def _shrink_to_shares(self) -> list[Placed]:
         """One step towards shares that are smaller than what is there."""

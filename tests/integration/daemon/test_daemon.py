@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -155,6 +156,23 @@ def test_ready_and_clean_stop_without_a_model(start: Callable[..., Program], tmp
     assert any("flushed" in line for line in program.log)
     assert gone(children, 0)
     assert not [line for line in program.log if "Traceback" in line or "ERROR" in line]
+
+
+def test_the_commands_find_it_after_its_directory_was_removed(start: Callable[..., Program], tmp_path: Path) -> None:
+    program = start()
+    program.until("ready")
+    directory = tmp_path / "cache"
+    file = directory / "daemon.json"
+    told = file.read_text()
+    shutil.rmtree(directory)
+    deadline = time.monotonic() + 30
+    directory.mkdir(mode=0o700)  # as the store does, once it has something to write
+    while not file.exists() or file.read_text() != told:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    program.process.terminate()
+    assert program.wait() == 0
+    assert not file.exists()
 
 
 def test_progress_of_loading_then_ready(start: Callable[..., Program], gguf: str) -> None:

@@ -154,3 +154,13 @@ def test_from_no_reuse_to_full_reuse(
     assert without > total / 3, "nothing to gain: the shape is no problem"
     assert with_rule <= 40, "a moved line and a question"
     assert name
+
+
+@pytest.mark.timeout(60)
+def test_a_slow_expression_stops_nobody(run: Callable[..., Running], model: Path) -> None:
+    """A rule whose expression would run for years: the prompt is served as it came, and it is said."""
+    running = run(model, stable=StableRules(custom="(a|aa)+$"))
+    running.known()
+    ends = [running.ask(chat("a" * 60 + "!"))[1] for _ in range(4)]
+    told = [account(running, end.rid).rules for end in ends]
+    assert told == [{"custom (too slow)": 1}] * 3 + [{}]  # it is used no more

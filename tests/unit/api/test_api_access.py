@@ -18,6 +18,7 @@ from homeprefixd.api.app import create_app
 from homeprefixd.api.keyring import KeyRing
 from homeprefixd.config import ServerConfig
 from homeprefixd.errors import HomeprefixdError
+from homeprefixd.frames.worker import Converted
 
 CHAT = "/v1/chat/completions"
 ALICE, BOB, CAMERA = "alice-0123456789abc", "bob-0123456789abcde", "camera-0123456789ab"
@@ -91,6 +92,14 @@ async def test_rule_8_without_its_key_nobody_is_served(
     assert not backend.generations
     for right in (bearer(ALICE), {"x-api-key": ALICE}, {"Authorization": f"bearer  {ALICE} "}):
         assert (await client.post(path, json=body, headers=right)).status == 200
+
+
+async def test_with_a_key_it_may_be_called_by_any_name(client: TestClient, backend: ScriptedBackend) -> None:
+    """A stranger's page has none."""
+    backend.converted = Converted("", pieces=[b"<s>", b"</s>"])
+    assert (await client.get("/props", headers=bearer(ALICE, Host="llm.example.com"))).status == 200
+    assert (await client.get("/props", headers={"Host": "llm.example.com"})).status == 401
+    assert (await client.get("/props", headers=bearer(ALICE, Origin="http://evil.com"))).status == 403
 
 
 async def test_the_models_ask_for_a_key_and_health_does_not(client: TestClient) -> None:

@@ -122,6 +122,40 @@ async def test_rule_13_no_prompt_loads_or_unloads(
     assert (len(backend.loads), len(backend.unloads)) == ((1, 0) if reason == "load" else (0, 1))
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed", "/api/embeddings"])
+@pytest.mark.parametrize("prompt", [{}, {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}])
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, True),
+        ({"Host": "ollama.home.example:11434"}, True),  # a program: a browser says whose page it is
+        ({"Origin": "http://localhost:3000"}, True),
+        ({"Origin": "https://chat.home.lan", "Host": "ai.example"}, True),
+        ({"Origin": "http://127.0.0.1:11434", "Host": "127.0.0.1:11434"}, True),
+        ({"Origin": "http://homeprefixd:11434", "Host": "homeprefixd:11434"}, True),
+        ({"Origin": "http://evil.com"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://["}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Origin": "http://evil.com", "Host": "evil.com"}, False),
+    ],
+)
+async def test_pages_of_strangers_unload_nothing(
+    admin: MemoryAdmin, path: str, prompt: dict[str, Any], headers: dict[str, str], allowed: bool
+) -> None:
+    for keep_alive in (0, -1):
+        backend = ScriptedBackend()
+        backend.converted = Converted("", tokens=[1], vectors=[struct.pack("<f", 0.5)])
+        app = create_app(backend, admin, ServerConfig(cors_origins="https://chat.home.lan"))
+        asked = json.dumps({"model": "demo", "keep_alive": keep_alive, "stream": False, **prompt})
+        async with TestClient(TestServer(app)) as client:
+            reply = await client.post(path, data=asked, headers={"Content-Type": "text/plain", **headers})
+            assert reply.status == (200 if allowed else 403)
+            assert bool(backend.loads or backend.unloads) == allowed
+            if not allowed:
+                assert "may not" in (await reply.json())["error"] or "host name" in (await reply.json())["error"]
+
+
 class Resident(ScriptedBackend):
     """A backend that loads and unloads, and has a model that is not loaded."""
 

@@ -19,7 +19,17 @@ from homeprefixd.api.records import Record, Records, app_name
 from homeprefixd.config import RecordsConfig, ServerConfig
 from homeprefixd.config_file import Applied
 from homeprefixd.errors import UnavailableError, WorkerDiedError
-from homeprefixd.frames.worker import Accepted, Account, Delta, Finding, Finished, GateDecision, Progress, SectionTokens
+from homeprefixd.frames.worker import (
+    TOO_SLOW,
+    Accepted,
+    Account,
+    Delta,
+    Finding,
+    Finished,
+    GateDecision,
+    Progress,
+    SectionTokens,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "a secret question"}]}
 SECTIONS = [SectionTokens("system message", 60), SectionTokens("message 1 (user)", 30), SectionTokens("template", 10)]
@@ -78,6 +88,19 @@ async def test_a_record_of_each_request(client: TestClient, backend: ScriptedBac
     assert record["first_ms"] >= 0
     assert "cause" not in record
     assert "secret" not in json.dumps(found)
+
+
+async def test_rules_that_were_too_slow(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = script()
+    for event in backend.script:
+        if isinstance(event, Account):
+            event.rules = {"drop_billing_line": 1, f"custom{TOO_SLOW}": 1}
+    await ask(client)
+    [record] = (await records(client))["records"]
+    assert (record["rules"], record["slow_rules"]) == ({"drop_billing_line": 1}, ["custom"])
+    metrics = await (await client.get("/metrics")).text()
+    assert 'homeprefixd_stable_rules_too_slow_total{model="demo",rule="custom"} 1.0' in metrics
+    assert 'rule="custom (too slow)"' not in metrics
 
 
 async def test_an_explanation(client: TestClient, backend: ScriptedBackend) -> None:

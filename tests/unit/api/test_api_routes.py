@@ -13,6 +13,7 @@ from scripted_backend import MemoryAdmin, ScriptedBackend
 
 from homeprefixd.api.origin import is_local_origin
 from homeprefixd.errors import NotFoundError, UnavailableError
+from homeprefixd.frames.worker import Converted
 
 CHAT = "/v1/chat/completions"
 
@@ -231,6 +232,37 @@ async def test_rule_14_admin_routes_are_guarded(
         assert (await error_of(reply))["type"] == "permission_error"
     assert (await client.get("/cache/stats", headers=headers)).status == status
     assert "Access-Control-Allow-Origin" not in reply.headers
+
+
+@pytest.mark.parametrize("path", ["/slots", "/props", "/v1/slots", "/v1/props", "/lora-adapters", "/api/ps"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "nas:8080"}, 200),
+        ({"Host": "host.docker.internal:8080"}, 200),
+        ({"Host": "nas.local"}, 200),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Host": "evil.com"}, 403),
+        ({"Host": "internal.evil.com:8080"}, 403),
+        ({"Host": "["}, 403),
+        ({"Origin": "http://evil.com"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+async def test_strangers_pages_are_not_told_of_others(
+    client: TestClient, backend: ScriptedBackend, path: str, headers: dict[str, str], status: int
+) -> None:
+    backend.converted = Converted("", pieces=[b"<s>", b"</s>"])
+    reply = await client.get(path, headers=headers)
+    assert reply.status == status, await reply.text()
+
+
+async def test_health_tells_strangers_pages_its_state_only(client: TestClient) -> None:
+    said = await (await client.get("/health", headers={"Host": "evil.com"})).json()
+    assert said["status"] == "ok"
+    assert not {"workers", "models", "model"} & set(said)
+    assert "model" in await (await client.get("/health")).json()
 
 
 @pytest.mark.parametrize(

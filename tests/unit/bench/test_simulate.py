@@ -130,12 +130,14 @@ def test_the_verdict_names_the_best_simple_policy(tmp_path: Path) -> None:
         ('{"timestamp": 0, "input_length": 9, "hash_ids": []}', "0 hash_ids for an input_length of 9"),
         ('{"timestamp": 0, "input_length": 9, "hash_ids": 5}', "hash_ids is no list of whole numbers"),
         ('{"timestamp": 0, "input_length": 9, "hash_ids": ["a"]}', "hash_ids is no list of whole numbers"),
+        ('{"timestamp": 0, "input_length": 9, "hash_ids": [true]}', "hash_ids is no list of whole numbers"),
+        ('{"timestamp": 0, "input_length": 1024.7, "hash_ids": [1, 2, 3]}', "input_length is no whole number"),
         ('{"timestamp": null, "input_length": 9, "hash_ids": [1]}', "timestamp is no number"),
         ('{"timestamp": 0, "input_length": Infinity, "hash_ids": [1]}', "input_length is no number"),
         ("\x00", "it is no JSON"),
         ("[" * 100_000, "it is n"),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_bad_traces(tmp_path: Path, line: str, why: str) -> None:
     path = tmp_path / "t.jsonl"
@@ -218,3 +220,14 @@ class TestCommand:
         err = capsys.readouterr().err
         assert said in err
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", list(EVICTORS))
+def test_what_has_no_room_is_not_written(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "t.jsonl"
+    line = json.dumps({"timestamp": 0, "input_length": 512, "hash_ids": [1]})
+    path.write_text(f"{line}\n" * 50)
+    [found] = simulate(path, budgets=[0.5], blocks=[512], policies=[name])
+    assert (found.hit_ratio, found.tokens_written) == (0, 0)
+    [found] = simulate(path, budgets=[1.0], blocks=[512], policies=[name])
+    assert (found.hit_ratio, found.tokens_written) == (49 / 50, 512)

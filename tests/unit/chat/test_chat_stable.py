@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import threading
+import time
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +14,7 @@ import msgspec
 import pytest
 
 from homeprefixd.chat import stable
+from homeprefixd.expressions import Expression, is_expression
 from homeprefixd.frames.worker import Generate, Message, Sampling, StableRules
 
 NONE = StableRules(drop_billing_line=False, freeze_clock=False)
@@ -172,3 +177,123 @@ def test_rules_may_change_while_requests_come() -> None:
     stabilizer.clock_in_template = True
     assert stabilizer(asked)[1] == {"freeze_clock": 1, "move_volatile_line": 1}
     assert stabilizer.now().hour == stabilizer.now().minute == 0
+
+
+SLOW = "(a|aa)+$"
+STUCK = "a" * 60 + "!"
+"""What `re` would look for SLOW in for years."""
+
+
+@pytest.mark.parametrize("rule", ["custom", "move"])
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (SLOW, STUCK),
+        ("(a+)+$", "a" * 40 + "!" + "a" * 1_000_000 + "!"),
+        ("(?:.*a){20}b", "ac" * 500_000),
+        ("(?<=a!)(a|aa)+$", STUCK * 3),
+        ("(?s)^(.*?,){30}P", "1," * 3_000),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_a_slow_expression_keeps_nobody_waiting(rule: str, expression: str, text: str) -> None:
+    """Other threads go on; the request is as it was, where time ran out."""
+    asked, ticks, over = request(text), 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not over.wait(0.001):
+            ticks += 1
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.thread_time()
+    changed, counts = stable.apply(rules(**{rule: expression}), asked)
+    took = time.thread_time() - began
+    over.set()
+    ticking.join()
+    assert took < 3 * stable.TIME_LIMIT
+    assert ticks >= 100 * (took - 0.05)  # the interpreter's lock was not held
+    if counts:
+        assert (changed, counts) == (asked, {f"{rule} (too slow)": 1})
+    if "aa" in expression:
+        assert counts
+
+
+def test_what_other_threads_compute_does_not_count() -> None:
+    """`regex` counts the time of the whole process."""
+    over = threading.Event()
+
+    def compute() -> None:
+        data = b"x" * (1 << 22)
+        while not over.is_set():
+            hashlib.sha256(data)  # without the interpreter's lock
+
+    text = "ab cd cd " * 12_000
+    began = time.thread_time()
+    Expression(r"(\w+) (?=\1)", 10.0).removed(text)
+    alone = time.thread_time() - began
+    threads = [threading.Thread(target=compute) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(2):
+            assert Expression(r"(\w+) (?=\1)", 2.5 * alone).removed(text)[1] > 1_000
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_the_other_rules_are_applied() -> None:
+    on = rules(move=SLOW, custom="Be kind", move_volatile_line=True, drop_billing_line=True)
+    generate, counts = stable.apply(on, request(f"Be kind.\nTime: 21:15\n{STUCK}"))
+    assert counts == {"custom": 1, "move (too slow)": 1, "move_volatile_line": 1}
+    assert contents(generate)[0] == f".\n\n{STUCK}"
+    two = request("aaa!")
+    two = msgspec.structs.replace(
+        two, messages=[Message("system", "aaa"), *(two.messages or []), Message("system", STUCK)]
+    )
+    for rule in ("custom", "move"):  # all of a prompt or nothing
+        assert stable.apply(rules(**{rule: SLOW}), two) == (two, {f"{rule} (too slow)": 1})
+
+
+def test_a_rule_that_stays_slow_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    stabilizer = stable.Stabilizer(rules(custom=SLOW), lambda: now)
+    slow, fast = request(STUCK), request("b")
+    told = []
+    for asked in (slow, slow, fast, slow, slow, slow, slow):
+        told.append(stabilizer(asked)[1])
+        now += 20.0
+    assert [bool(counts) for counts in told] == [True, True, False, True, True, True, False]
+    said = [record.message for record in caplog.records]
+    assert ["too slow for a prompt" in line for line in said] == [True, True, False]  # one a minute
+    assert "stable.custom was too slow 3 times in a row: it is off until the configuration is read again" in said[-1]
+    stabilizer.rules = rules(custom=SLOW)
+    assert stabilizer(slow)[1]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "x{e}", "(?:foo){e<=1}", "x{,}", "x{}", "x{,2}", "x{2}+", "[[:alpha:]]+", "[^[:a]", "[]a{]", "[^]a]+",
+        r"[\]a[]{1}", "a{2", r"\N{BULLET}+", r"\{e}", "[a||b]+", "(?>x+)y|a++", "(?i)FOO", "(?P<q>o)(?P=q)",
+        "(?x) f o o # {", r"^|\b", "o*", "$", r"\w+",
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
+def test_expressions_mean_what_they_mean_to_re(expression: str) -> None:
+    """`regex` knows more: `x{e}` is nearly x there, `[[:alpha:]]` any letter."""
+    assert is_expression(expression)
+    for text in ("x{,}xxx{}x{e}", "fo foo foo{e<=1}\nxx", "[a:]b]\\", "aaaa{2 a||b {e}", "• Fooo y xxy", ""):
+        assert Expression(expression, 1.0).removed(text) == re.compile(expression).subn("", text)
+        spans = [found.span() for found in re.compile(expression, re.M).finditer(text) if found[0].strip()]
+        assert Expression(expression, 1.0, multiline=True).spans(text, 100) == spans
+
+
+@pytest.mark.parametrize(
+    "expression", ["(", r"\p{L}", "a**", "(?R)", "(?V1)a", "x(?i)y", "(" * 5000, "(?P<n>a)(?P<n>b)"]
+)
+def test_what_is_no_expression_of_re(expression: str) -> None:
+    assert not is_expression(expression)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,8 @@ from typing import Any
 import pytest
 
 from homeprefixd.bench.many_nodes import DESCRIPTION, fill
+from homeprefixd.cli import transfer
+from homeprefixd.errors import RequestError
 from homeprefixd.prefix.blocks import namespace_of
 from homeprefixd.prefix.disk import Disk
 from homeprefixd.prefix.policy import Worth
@@ -48,6 +54,32 @@ def test_looking_at_pins_changes_nothing(command: Callable[..., Any], directory:
     before = (directory / "data.mdb").read_bytes()
     assert command("pin", "--cache-dir", str(directory)).code == 0
     assert (directory / "data.mdb").read_bytes() == before
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0
+    if shutil.which("unshare")
+    else True,
+    reason="needs a mount namespace of its own",
+)
+def test_what_only_looks_works_where_nothing_can_be_written(directory: Path) -> None:
+    (directory / "lock").unlink(missing_ok=True)
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+    read_only = ("unshare", "-rm", "sh", "-c", mount, "sh", str(directory))
+
+    def ask(*command: str) -> subprocess.CompletedProcess[str]:
+        line = [*read_only, sys.executable, "-m", "homeprefixd", *command, "--cache-dir", str(directory)]
+        return subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+
+    assert "200 blocks" in ask("stats").stdout
+    assert json.loads(ask("ls", "--json").stdout)["total"] == 200
+    (directory / "opened").touch()  # as a crash leaves it
+    with open(directory / "lock", "w") as lock:
+        assert "200 blocks" in ask("verify").stdout
+        done = ask("purge", "--all")
+        assert (done.returncode, "Read-only file system" in done.stderr) == (6, True)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a daemon that sees the directory by another mount
+        assert "in use by another homeprefixd" in ask("verify").stderr
 
 
 def test_what_needs_the_daemon_says_so(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
@@ -142,3 +174,84 @@ def test_an_empty_standard_input_is_said_to_be_that(
         monkeypatch.setattr(sys, "stdin", nothing)
         done = command("import", "-", "--cache-dir", str(directory))
     assert (done.code, done.err) == (2, "homeprefixd: error: standard input: it is empty\n")
+
+
+def test_what_is_no_file_is_written_into(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
+    flags = ("--prefix", first_id(command, directory), "--cache-dir", str(directory))
+    out, fifo, null = tmp_path / "out", tmp_path / "fifo", tmp_path / "null"
+    assert command("export", *flags, "-o", str(out)).code == 0
+    os.mkfifo(fifo)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    reader.start()
+    done = command("export", *flags, "-o", str(fifo))
+    reader.join(30)
+    assert (done.code, done.err, done.out) == (0, "", f"written to {fifo}\n")
+    assert got == [out.read_bytes()]
+    assert fifo.is_fifo()
+    null.symlink_to("/dev/null")
+    done = command("export", *flags, "-o", str(null), "--json")
+    assert (done.code, json.loads(done.out)["bytes"]) == (0, None)
+    assert null.is_symlink()
+    assert Path("/dev/null").is_char_device()
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_a_daemons_reply_goes_into_a_pipe(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    reader.start()
+    with transfer._written(str(fifo)) as out:
+        out.write(b"prefix")
+    reader.join(30)
+    assert (got, fifo.is_fifo()) == ([b"prefix"], True)
+    with (
+        pytest.raises(RequestError, match="/dev/full cannot be written: No space left"),
+        transfer._written("/dev/full") as out,
+    ):
+        out.write(b"x")
+
+
+def test_a_link_leads_to_what_is_written(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
+    flags = ("--prefix", first_id(command, directory), "--cache-dir", str(directory))
+    (tmp_path / "far").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("far/prefix")
+    for _ in range(2):  # new, then there
+        assert command("export", *flags, "-o", str(link)).code == 0
+        assert link.is_symlink()
+        assert os.listdir(tmp_path / "far") == ["prefix"]
+    assert (tmp_path / "far" / "prefix").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("target", ["-", "/dev/stdout", "/proc/self/fd/1"])
+def test_standard_output_may_be_a_file_or_a_pipe(
+    command: Callable[..., Any], directory: Path, tmp_path: Path, target: str
+) -> None:
+    node = first_id(command, directory)
+    assert command("export", "--prefix", node, "-o", str(tmp_path / "x"), "--cache-dir", str(directory)).code == 0
+    line = [sys.executable, "-m", "homeprefixd", "export", "--prefix", node, "--cache-dir", str(directory), "-o"]
+    kept = tmp_path / "kept"
+    kept.touch()
+    inode = kept.stat().st_ino
+    with kept.open("ab") as file:
+        done = subprocess.run([*line, target], stdout=file, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert kept.stat().st_ino == inode
+    assert kept.read_bytes()[:4096] == (tmp_path / "x").read_bytes()[:4096]
+
+
+def test_a_terminal_is_refused(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
+    node = first_id(command, directory)
+    line = [sys.executable, "-m", "homeprefixd", "export", "--prefix", node, "--cache-dir", str(directory), "-o"]
+    ours, theirs = os.openpty()
+    try:
+        for target in ("-", os.ttyname(theirs)):
+            done = subprocess.run([*line, target], stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False)
+            assert done.returncode == 2
+            assert b"is a terminal" in done.stderr
+    finally:
+        os.close(ours)
+        os.close(theirs)

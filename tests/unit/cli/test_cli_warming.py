@@ -140,6 +140,14 @@ def test_pin(command: Callable[..., Any], daemon: Any, flags: list[str], body: d
     assert "nothing is pinned" in command("pin", "--url", daemon.url).out
 
 
+def test_a_pin_of_which_not_all_is_kept(command: Callable[..., Any], daemon: Any) -> None:
+    poor = {**PIN, "kept": 640, "not_kept": "there is no room"}
+    daemon.answers["POST /cache/pin"] = 200, {"pins": [poor], "prompt_tokens": 1900}
+    done = command("pin", "--text", "x", "--url", daemon.url)
+    assert done.out == "pinned 00ffaa, 1,900 tokens\nonly 640 of them are on disk: there is no room\n"
+    assert "00ffaa: 640 of 1,900 tokens are on disk: there is no room" in command("pin", "--url", daemon.url).out
+
+
 @pytest.mark.parametrize(
     ("flags", "body"),
     [

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from corpus import Chat, house, system, systems, user
 
+from homeprefixd.chat.stable import apply
 from homeprefixd.engine.account import Accountant
 from homeprefixd.explain.conclude import Explanation, conclude
 from homeprefixd.explain.memory import Known, Memory, words_of
@@ -25,6 +26,7 @@ from homeprefixd.frames.worker import (
     Generate,
     Message,
     Sampling,
+    StableRules,
     Timings,
 )
 from homeprefixd.lora import Space
@@ -52,11 +54,14 @@ class Worker:
     """An accountant, and the frames that it sent."""
 
     def __init__(self, stored: bytes = b"", grain: int = 1) -> None:
+        self.rules = StableRules()
         self.words = Words()
         self.frames: list[Frame] = []
         self.asked = 0
         self._stored = stored
-        self.accountant = Accountant(self._pieces, self.frames.append, self._neighbour, grain)
+        self.accountant = Accountant(
+            self._pieces, self.frames.append, self._neighbour, grain, in_force=lambda: self.rules
+        )
 
     def _pieces(self, tokens: Sequence[int]) -> list[bytes]:
         return [self.words.pieces[token] for token in tokens]
@@ -287,3 +292,68 @@ def test_it_takes_little_time() -> None:
         worker.accountant.watch(Finished(str(number), "stop", "Yes.", None, timings(0, 1)))
     assert sorted(took)[len(took) // 4] < 0.1, took
     assert from_le(to_le([1])) == [1]
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"What {name} does at home. " * 4}}
+    for name in ("lights", "doors", "music")
+]
+
+
+def under(rules: StableRules, chat: Chat) -> Chat:
+    """As the rules leave it."""
+    asked = Generate("", chat.messages, None, chat.tools, {}, 8, [], Sampling(), True)
+    made = apply(rules, asked)[0]
+    return Chat(list(made.messages or ()), made.tools)
+
+
+CLOCK = Chat([system(house("Current time: 21:15.\n")), user("Light on, please.")], TOOLS)
+LATER = Chat([system(house("Current time: 21:16.\n")), user("Light on, please.")], TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("rules", "first", "second"),
+    [
+        (StableRules(move_volatile_line=True), CLOCK, LATER),
+        (StableRules(move=r"^Current time[^\n]*$"), CLOCK, LATER),
+        (StableRules(sort_tools=True), CLOCK, CLOCK),
+        (StableRules(sort_keys=True), CLOCK, CLOCK),
+        (StableRules(custom=r"Current time[^\n]*"), CLOCK, LATER),
+    ],
+    ids=["lines", "move", "tools", "keys", "custom"],
+)
+def test_a_rule_that_came_into_force_is_the_reason_once(rules: StableRules, first: Chat, second: Chat) -> None:
+    [name] = [key for key, value in msgspec.structs.asdict(rules).items() if value and key not in KEPT]
+    worker = Worker()
+    worker.ask("a", under(StableRules(), first))
+    worker.rules = rules
+    account, count = worker.ask("b", under(rules, second))
+    told = conclude("b", account, timings(account.known, count - account.known), 10.0)
+    assert (told.cause, told.tokens_lost, told.rule) == ("rule_applied", 0, "")
+    assert f"`{name}` of [stable]" in told.text
+    account, count = worker.ask("c", under(rules, first))
+    assert explained(account, account.known, count).cause == "goes_on"
+    back = Worker()  # the other way round: it is not in force any more
+    back.rules = rules
+    back.ask("a", under(rules, first))
+    back.rules = StableRules()
+    account, count = back.ask("b", under(StableRules(), second))
+    assert explained(account, account.known, count).cause == "rule_applied"
+
+
+KEPT = ("drop_billing_line", "freeze_clock")  # that are on from the beginning
+
+
+def test_a_rule_that_changed_nothing_here_is_not_the_reason() -> None:
+    """The clock stands before the line that was moved: it would have been lost without the rule, too."""
+    rules = StableRules(move=r"^Room: [^\n]*$")
+    chats = [
+        Chat([system(house(f"Now it is {time}.\nRoom: hall\nThat is all for the hall.\n")), user("Hello.")])
+        for time in ("21:15", "21:16")
+    ]
+    worker = Worker()
+    worker.ask("a", under(StableRules(), chats[0]))
+    worker.rules = rules
+    account, _count = worker.ask("b", under(rules, chats[1]))
+    assert account.finding is not None
+    assert account.finding.cause == "clock"

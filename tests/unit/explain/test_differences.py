@@ -28,6 +28,7 @@ def test_the_corpus_is_large_enough() -> None:
         "too_short",
         "never_seen",
         "goes_on",
+        "rule_applied",
     }
     assert named | not_of_two_prompts == CAUSES.keys()
 
@@ -77,3 +78,41 @@ def test_it_is_quick() -> None:
         assert difference(before, after) is not None
         times.append(time.thread_time() - begin)
     assert min(times) < 0.1
+
+
+ENTITIES = """entity_id,name,state,attributes
+light.hall,Hall,on,{}
+sensor.garden,Garden,{},
+cover.door,Door,closed,"""
+STATES = """- names: Hall
+  domain: light
+  state: 'on'
+  attributes:
+    brightness: '{}'
+- names: Garden
+  domain: sensor
+  state: '{}'"""
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "cause"),
+    [
+        (ENTITIES, ("128", "23"), ("255", "23"), "changing_value"),
+        (ENTITIES, ("128", "23"), ("128", "7"), "changing_value"),
+        (STATES, ("128", "23"), ("128", "7"), "changing_value"),
+        (STATES, ("128", "23"), ("255", "23"), "changing_value"),
+        ("light.hall,Hall,on;brightness={};x={}", ("128", "1"), ("64", "1"), "changing_value"),
+        ("It is {} at {}.", ("a quarter past nine", "home"), ("half past nine", "home"), "clock"),
+        ("It is {} at {}.", ("a quarter past nine", "home"), ("a quarter to ten", "home"), "clock"),
+        ("It is {} at {}.", ("nine o'clock", "home"), ("ten o'clock", "home"), "clock"),
+        ("Es ist {} und {}.", ("Viertel nach neun", "hell"), ("halb zehn", "hell"), "clock"),
+        ("The glass is {} and {}.", ("half full", "cold"), ("half empty", "cold"), "changing_value"),
+        ("Turn {}, mode {}.", ("7", "1"), ("8", "1"), "counter"),
+        ("Step {} of {}, then the next one.", ("3", "20"), ("4", "20"), "counter"),
+    ],
+)
+def test_values_clocks_and_counters(text: str, before: tuple[str, ...], after: tuple[str, ...], cause: str) -> None:
+    old, new = systems(house(text.replace("{}", "%s") % before), house(text.replace("{}", "%s") % after))
+    found = difference(old.prompt(), new.prompt())
+    assert found is not None
+    assert found.cause == cause, found

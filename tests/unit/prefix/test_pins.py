@@ -167,6 +167,34 @@ def test_new_blocks_do_not_displace_it_but_a_smaller_budget_does(
     assert sum("pinned prefixes are evicted" in record.message for record in caplog.records) == 1
 
 
+def test_a_pin_that_does_not_fit(make: Callable[..., House], caplog: pytest.LogCaptureFixture) -> None:
+    """The answer says how much of it is kept, and the figures that the rest went."""
+    house = make(hot=24 * MIB, warm=8 * MIB)
+    for number in range(20):
+        house.save([2000 + number] * 64, SIZE)
+        made = pin(house, [2000 + number] * 64)
+        assert (made.kept, made.not_kept, made.tiers) == (64, "", ["hot", "warm"])
+    long = [number for number in range(3000, 3020) for _ in range(64)]
+    house.save(long, SIZE)
+    made = pin(house, long)
+    assert (made.tokens, made.tiers) == (len(long), ["hot"])
+    assert 0 < made.kept < len(long)
+    assert "does not fit into `cache.warm`" in made.not_kept
+    assert house.cache.is_stored(house.namespace + to_be(long[:64]))
+    house.cache.write(everything=True)
+    [again] = [one for one in house.cache.pins.pin(Pin(0)) if one.tokens == len(long)]
+    assert (again.kept, again.not_kept) == (made.kept, made.not_kept)
+    assert house.cache.pins.given_up == 0
+    for number in range(80):
+        house.save([9000 + number] * 64, SIZE)
+    assert house.known(long) == made.kept
+    assert house.cache.pins.given_up == 1  # its end: the blocks before it are nobody's by then
+    assert sum("a pinned prefix went from memory" in record.message for record in caplog.records) == 1
+    assert listing.stats(house.cache, store_id="", uptime=0)["pins"]["given_up"] == 1
+    [gone] = [one for one in house.cache.pins.pin(Pin(0)) if one.tokens == len(long)]
+    assert (gone.kept, gone.not_kept) == (0, "nothing of it is stored any more")
+
+
 def to_be(tokens: list[int]) -> bytes:
     return b"".join(token.to_bytes(4, "big") for token in tokens)
 

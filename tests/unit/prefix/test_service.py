@@ -463,6 +463,16 @@ class TestDamage:
         said = store.stop()[1]
         assert "of another version (its format is 999, not" in said
         assert "damaged (" not in said
+        assert len(list(stored.glob("data.mdb.other-version-*"))) == 1
+        (stored / "data.mdb").write_bytes(b"rubbish" * 1000)
+        start_store(stored).stop()
+        assert len(list(stored.glob("data.mdb.damaged-*"))) == len(list(stored.glob("data.mdb.other-version-*"))) == 1
+
+    def test_a_copy_whose_making_was_killed_is_removed(self, stored: Path, start_store: StartStore) -> None:
+        part = stored / "data.mdb.part"
+        part.write_bytes(b"half")
+        assert start_store(stored).stop()[0] == 0
+        assert not part.exists()
 
     def test_what_lmdb_finds_corrupt_while_it_runs(
         self, stored: Path, start_store: StartStore, start_worker: StartWorker

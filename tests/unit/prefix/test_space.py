@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+import msgspec
+import pytest
 from prefix_testing import MIB, House
 
 from homeprefixd.prefix import listing
@@ -35,6 +37,20 @@ class TestWear:
         assert written.on(9 * DAY + 80_000) == 200
         assert written.on(10 * DAY) == 0
         assert 200 <= written.a_day(9 * DAY + 20 * 3600) < 220
+
+    @pytest.mark.parametrize("first", [1_000.0, 30_000 * DAY])
+    def test_the_average_of_a_clock_that_was_wrong_first(self, first: float) -> None:
+        """As of a machine without a battery: 1970, until somebody tells it the time."""
+        written, now = Written(), 20_700 * DAY
+        written.add(7_000, 1, first)
+        assert written.a_day(first) == written.a_day(now) == 7_000  # not by thousands of days
+        old = msgspec.msgpack.decode(msgspec.msgpack.encode(written), type=Written)
+        old.last = 0.0  # as earlier versions have stored it
+        for record in (written, old):
+            for day in range(10):
+                record.add(500, 1, now + day * DAY)
+            assert record.a_day(now + 10 * DAY) == 500
+            assert (record.total, record.since) == (12_000, now)
 
     def test_no_more_than_may_be_in_a_day(self, make: Callable[..., House]) -> None:
         house = make(hot=32 * MIB, daily_writes=2 * MIB)
@@ -130,6 +146,23 @@ class TestBudget:
         assert house.cache.disk is not None
         assert house.cache.disk.used() <= 4 * MIB
         assert 0 < there(house, range(60)) < 20
+
+    def test_a_much_smaller_one_at_the_start(self, make: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> None:
+        """The file has no free page, and what is removed needs some before it gives any."""
+        house = make(hot=8 * MIB, warm=32 * MIB)
+        fill(house, range(100))
+        monkeypatch.setattr("homeprefixd.prefix.disk_file._SPARE", MIB)
+        house.warm = 2 * MIB
+        house.reopen()
+        disk = house.cache.disk
+        assert disk is not None
+        assert disk.file_bytes() > 5 * MIB
+        house.cache.write()
+        assert house.cache.warm_state == "ok"
+        assert disk.used() <= 2 * MIB
+        fill(house, range(100, 110))
+        house.reopen()
+        assert there(house, range(105, 110)) == 5
 
     def test_a_larger_one_is_taken_as_far_as_the_map_goes(self, make: Callable[..., House]) -> None:
         house = make(warm=8 * MIB)

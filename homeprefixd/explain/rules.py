@@ -1,0 +1,58 @@
+"""Whether a prompt leaves the one before because a rule of `[stable]` came into force, or was changed, between them.
+
+Pure. The rules of now are tried on the prompt of then, and those of then on that of now: if either makes the two go on
+alike for longer, it was the rule.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from ..chat import stable
+from ..frames.worker import Generate, Sampling, StableRules
+from .prompt import Prompt, common_length
+
+
+def rules_behind(
+    before: Prompt, after: Prompt, was: StableRules, now: StableRules, *, client: str, cause: str, place: str
+) -> list[str]:
+    """Names of the rules by which `after` differs from `before` at a place (`Difference.part`); [] if it is none of
+    them. Both prompts are as the rules left them.
+    """
+    names = [name for name in msgspec.structs.asdict(now) if getattr(was, name) != getattr(now, name)]
+    if not names:
+        return []
+    if cause == "template_clock":
+        return ["freeze_clock"] if "freeze_clock" in names else []
+    if before.messages is None or after.messages is None:
+        return []
+    plain = _agreement(before, after, place)
+    for prompt, other, rules in ((before, after, now), (after, before, was)):
+        under, counts = _under(prompt, rules, client)
+        applied = [name for name in counts if name in names or "apps" in names]
+        if applied and _agreement(under, other, place) > plain:
+            return applied
+    return []
+
+
+def _under(prompt: Prompt, rules: StableRules, client: str) -> tuple[Prompt, dict[str, int]]:
+    messages, tools = list(prompt.messages or ()), list(prompt.tools) or None
+    asked = Generate("", messages, None, tools, {}, 1, [], Sampling(), False, client=client)
+    changed, counts = stable.apply(rules, asked)
+    return Prompt("", changed.messages, changed.tools or ()), counts
+
+
+def _agreement(a: Prompt, b: Prompt, place: str) -> int:
+    """Characters that the beginnings of two prompts share, of what stands at the place: tools, or system messages."""
+    text = _tools if "tool" in place else _system
+    return common_length(text(a), text(b))
+
+
+def _tools(prompt: Prompt) -> str:
+    return json.dumps(list(prompt.tools), default=str)
+
+
+def _system(prompt: Prompt) -> str:
+    return "\0".join(message.content or "" for message in prompt.messages or () if message.role == "system") + "\0"
