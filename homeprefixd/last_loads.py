@@ -7,7 +7,6 @@ same name is not. A file that cannot be read or written is nobody's error.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -15,12 +14,13 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from .frames import Frame
 from .frames.worker import ModelInfo, NamespaceKnown, Ready
+from .kept_files import one_at_a_time, read_kept, write_kept
 
 LAST_LOADS_FILE = "models.json"
 """In the cache directory."""
@@ -29,6 +29,7 @@ HEAD = 8 << 20  # bytes of a model's file: metadata and names of tensors, after 
 
 _REMEMBERED = 200  # models
 _MOST = 8 << 20  # bytes of a file that can be ours
+_LATEST = 1e11  # Unix time, s: all that can be written as a date is earlier
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,33 @@ class LastLoad(msgspec.Struct, frozen=True):
     """A model as it was loaded last. `size`: of its file, bytes; `at`: Unix time, s."""
 
     info: ModelInfo
-    size: int
-    at: float
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    at: Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
+
+
+class _Content(msgspec.Struct):
+    """Of an adapter."""
+
+    sha256: str
+    scale: float
+
+
+class _Vector(_Content):
+    first_layer: int
+    last_layer: int
+
+
+class _Edges(msgspec.Struct):
+    window: int
+
+
+class _Namespace(msgspec.Struct):
+    """What is read of a description by name."""
+
+    model_sha256: str = ""
+    adapters: list[_Content] = []
+    control_vectors: list[_Vector] = []
+    edges: _Edges | None = None
 
 
 def described(info: ModelInfo | None) -> dict[str, Any]:
@@ -54,7 +80,7 @@ def described(info: ModelInfo | None) -> dict[str, Any]:
 
 
 class LastLoads:
-    """One file, `directory / LAST_LOADS_FILE`. Any thread may ask. Of two workers that write at once, one may win."""
+    """One file, `directory / LAST_LOADS_FILE`. Any thread may ask, and workers may write at once."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / LAST_LOADS_FILE
@@ -64,11 +90,12 @@ class LastLoads:
         """Waits for the disk, never raises."""
         try:
             head, size = self._head(model)
-            known = self._read()
             key = f"{head} {info.alias}"
-            known.pop(key, None)  # the newest is the last
-            known[key] = LastLoad(info, size, time.time())
-            self._write(dict(list(known.items())[-_REMEMBERED:]))
+            with one_at_a_time(self._path.parent):
+                known = self._read()
+                known.pop(key, None)  # the newest is the last
+                known[key] = LastLoad(info, size, time.time())
+                write_kept(self._path, msgspec.json.encode(dict(list(known.items())[-_REMEMBERED:])))
         except OSError as error:
             logger.info("what %s is cannot be remembered in %s: %s", info.alias, self._path, error.strerror or error)
 
@@ -103,24 +130,36 @@ class LastLoads:
 
     def _read(self) -> dict[str, LastLoad]:
         try:
-            with self._path.open("rb") as file:
-                return msgspec.json.decode(file.read(_MOST), type=dict[str, LastLoad])
+            found = msgspec.json.decode(read_kept(self._path, _MOST), type=dict[str, msgspec.Raw])
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             logger.info("%s cannot be read: %s", self._path, error)
             return {}
+        known = {}
+        for key, entry in found.items():
+            try:
+                known[key] = _checked(entry)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                logger.info("an entry of %s is not what was kept here: %s", self._path, error)
+        return known
 
-    def _write(self, known: dict[str, LastLoad]) -> None:
-        part = self._path.with_suffix(f".{os.getpid()}")
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(known))
-            part.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise
+
+def _checked(entry: msgspec.Raw) -> LastLoad:
+    """Raises MsgspecError, ValueError, RecursionError."""
+    found = msgspec.json.decode(entry, type=LastLoad)
+    namespace = found.info.namespace
+    msgspec.convert(namespace, _Namespace)
+    if not all(_is_plain(value) for key, value in namespace.items() if key not in _Namespace.__struct_fields__):
+        raise ValueError("its namespace has lists of something else than texts and numbers")
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a text, a number, a list of such, or fields that are."""
+    if isinstance(value, dict):
+        return all(_is_plain(field) for field in value.values())
+    return not (isinstance(value, list) and any(isinstance(item, dict | list) for item in value))
 
 
 class Remembering:

@@ -6,7 +6,7 @@ its blocks. Knows no dialect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import msgspec
@@ -59,12 +59,12 @@ def checked_choice(choice: str, tools: Sequence[dict[str, Any]] | None, param: s
 
 
 def allowed_tools(
-    choice: dict[str, Any], tools: Sequence[dict[str, Any]] | None, hosted: tuple[str, ...] = ()
+    choice: dict[str, Any], tools: Sequence[dict[str, Any]] | None, hosted: Container[str] = ()
 ) -> tuple[str, list[str]]:
     """`Generate.tool_choice` and `allowed_tools` of a `tool_choice` of that type, in either of OpenAI's forms.
 
-    All of `tools` stay in the prompt, so that its beginning stays the same whichever are allowed. `hosted`: beginnings
-    of types of tools that are left out of `tools`, and so here. Raises RequestError.
+    All of `tools` stay in the prompt, so that its beginning stays the same whichever are allowed. `hosted`: types
+    of tools that were offered but left out of `tools`, and so here. Raises RequestError.
     """
     given = choice.get("allowed_tools", choice)
     where = "tool_choice.allowed_tools" if "allowed_tools" in choice else "tool_choice"
@@ -78,8 +78,14 @@ def allowed_tools(
     names: list[str] = []
     for index, tool in enumerate(listed):
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and hosted and kind.startswith(hosted):
+        if isinstance(kind, str) and kind in hosted:
             continue
+        if isinstance(kind, str) and kind != "function":
+            raise RequestError(
+                f"`{where}.tools[{index}]` is of type {kind[:40]!r}, and no such tool is among `tools`.",
+                param=f"{where}.tools[{index}].type",
+                code="unsupported_value",
+            )
         function = tool.get("function", tool) if kind == "function" else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:

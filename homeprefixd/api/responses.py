@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import msgspec
@@ -83,6 +84,7 @@ class NamedTool(msgspec.Struct):
     name: str | None = None
     mode: str | None = None
     tools: list[Any] | None = None
+    allowed_tools: Any = None  # `mode` and `tools` as the chat's dialect has them
 
 
 class Format(msgspec.Struct):
@@ -255,8 +257,11 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     return found or None
 
 
-def _choice(choice: str | NamedTool | None, tools: list[dict[str, Any]] | None) -> tuple[str, list[str] | None]:
-    """`tool_choice` and `allowed_tools` as the frame has them. Raises RequestError."""
+def _choice(
+    choice: str | NamedTool | None, tools: list[dict[str, Any]] | None, hosted: Container[str]
+) -> tuple[str, list[str] | None]:
+    """`tool_choice` and `allowed_tools` as the frame has them. Raises RequestError. `hosted`: types of tools that were
+    left out of `tools`."""
     if choice is None:
         return "auto", None
     if isinstance(choice, str):
@@ -267,7 +272,7 @@ def _choice(choice: str | NamedTool | None, tools: list[dict[str, Any]] | None) 
             )
         return conversation.checked_choice(choice, tools), None
     if choice.type == "allowed_tools":
-        return conversation.allowed_tools(_plain(choice), tools, _HOSTED)
+        return conversation.allowed_tools(_plain(choice), tools, hosted)
     if choice.type != "function":
         raise unsupported("tool_choice.type", f"`tool_choice` of type {choice.type[:40]!r} is not supported here.")
     if choice.name is None:
@@ -305,7 +310,7 @@ def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     _check_unsupported(body)
     tools = _tools(body.tools)
-    choice, allowed = _choice(body.tool_choice, tools)
+    choice, allowed = _choice(body.tool_choice, tools, {tool.type for tool in body.tools or []} - {"function"})
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning is not None and body.reasoning.effort:
         kwargs.setdefault("reasoning_effort", body.reasoning.effort)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from ..config import ServerConfig
+from ..config import ModelConfig, ServerConfig
 from ..config_sources import cache_directory
 from ..errors import ConfigError, ModelError
+from ..gguf_header import read_metadata
 from .output import Column, Output, counted
 from .settings import SETTING_FLAGS, json_flag, load_settings, setting_flags
 
@@ -70,7 +72,10 @@ def show(origin: bool, as_json: bool, **given: str | None) -> None:
 @json_flag
 @setting_flags(*SETTING_FLAGS)
 def check(as_json: bool, **given: str | None) -> None:
-    """Check file, environment and flags; exit 2 where a setting is refused, 3 where the model's file is."""
+    """Check file, environment and flags.
+
+    Exit 2 where a setting is refused, 3 where the file of a model, an adapter or a control vector is.
+    """
     loaded = load_settings(given)
     from ..models.catalog import Catalog
 
@@ -78,6 +83,7 @@ def check(as_json: bool, **given: str | None) -> None:
     for spec in catalog.specs:
         if spec.problem and not spec.found:
             raise ModelError(spec.problem)
+        _check_files(spec.settings)
     _check_server(loaded.config.server)
     output = Output(as_json)
     file = None if loaded.file is None else str(loaded.file)
@@ -87,6 +93,24 @@ def check(as_json: bool, **given: str | None) -> None:
     else:
         given_text = counted(count, "setting")
         output.line(f"ok: {file or 'no configuration file'}, {given_text} given, the others are defaults")
+
+
+def _check_files(model: ModelConfig) -> None:
+    """What is found out when the model is loaded, as far as it shows without it. Raises ModelError."""
+    from ..models.adapters import problem_of
+
+    for kind, setting, files in (
+        ("adapter", "model.adapters", [Path(one.path) for one in model.adapters]),
+        ("control vector", "model.control_vectors", [Path(one.path) for one in model.control_vectors]),
+    ):
+        for path in files:
+            if not path.is_file():
+                found = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "is missing"
+                raise ModelError(f"the {kind} {path} (`{setting}`) {found}: it must be a GGUF file.")
+            if kind == "adapter" and (problem := problem_of(path)):
+                raise ModelError(f"an adapter (`{setting}`) cannot be used: {problem}")
+            if kind == "control vector":
+                read_metadata(path, lambda name: False)
 
 
 def _check_server(server: ServerConfig) -> None:

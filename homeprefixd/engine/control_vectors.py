@@ -72,9 +72,12 @@ class ControlVectors:
     def _read(self, one: ControlVector) -> tuple[ControlVector, npt.NDArray[np.float32]]:
         """As it is applied, and what is added to layers 1, 2, ...: float32[n_layer - 1, n_embd]."""
         data = _content(Path(one.path))
-        first, last = max(1, one.first), min(one.last or self._layers - 1, self._layers - 1)
+        highest = self._layers - 1
+        first, last = max(1, one.first), min(one.last or highest, highest)
+        if first > highest:
+            raise _error(one, f"its first_layer is {first}, and the model's layers are 1 to {highest}")
         if first > last:
-            raise _error(one, f"its layers {first} to {one.last or last} are none of the model's, 1 to {last}")
+            raise _error(one, f"its first_layer {first} comes after its last_layer {last}")
         scale = as_float32(one.scale)
         found = np.zeros((max(0, self._layers - 1), self._width), np.float32)
         there = []

@@ -7,7 +7,6 @@ size), not by its path. Loads nothing of llama.cpp; the process's own side is `p
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -23,6 +22,7 @@ import msgspec
 
 from ..errors import ModelError
 from ..frames.worker import AdapterFile, LoadModel
+from ..kept_files import one_at_a_time, read_kept, write_kept
 from ..last_loads import HEAD
 from ..supervise import Exit, child_environment, module_command
 
@@ -39,6 +39,7 @@ LOADED = "loaded"
 
 _SECONDS = 900.0
 _REMEMBERED = 200
+_MOST = 1 << 20  # bytes of a file that can be ours
 _WAYS = 2  # another number when outcomes may be others than before
 _WORDS = 40  # last lines
 
@@ -186,24 +187,26 @@ def _process(load: LoadModel, *arguments: str) -> subprocess.CompletedProcess[by
 
 def _remembered(memo: Path, kind: type[Remembered]) -> dict[str, Remembered]:
     try:
-        found: dict[str, Remembered] = msgspec.json.decode(memo.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
-        return found
+        found = msgspec.json.decode(read_kept(memo, _MOST), type=dict[str, msgspec.Raw])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         logger.info("%s cannot be read, models are probed again: %s", memo, error)
         return {}
+    known: dict[str, Remembered] = {}
+    for key, entry in found.items():
+        try:
+            known[key] = msgspec.json.decode(entry, type=kind)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            logger.info("an entry of %s is not what was kept here: %s", memo, error)
+    return known
 
 
 def _remember(memo: Path, new: dict[str, Remembered]) -> None:
-    known = {**_remembered(memo, type(next(iter(new.values())))), **new}
-    newest = dict(list(known.items())[-_REMEMBERED:])
-    beside = memo.with_suffix(f".{os.getpid()}")
     try:
-        beside.touch(mode=0o600)
-        beside.write_text(json.dumps(newest, indent=1), encoding="utf-8")
-        beside.replace(memo)
+        with one_at_a_time(memo.parent):
+            known = {**_remembered(memo, type(next(iter(new.values())))), **new}
+            newest = dict(list(known.items())[-_REMEMBERED:])
+            write_kept(memo, json.dumps(newest, indent=1).encode())
     except OSError as error:
         logger.info("%s cannot be written, the model is probed again next time: %s", memo, error)
-        with contextlib.suppress(OSError):
-            beside.unlink()

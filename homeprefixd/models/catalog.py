@@ -111,7 +111,14 @@ class Catalog:
                 paths = " and ".join(str(spec.path) for spec in same)
                 raise ConfigError(f"two models have the alias {alias!r}: {paths}; give one of them another alias")
         base = msgspec.structs.replace(
-            model, path="", alias="", keep_alive=0.0, chat_template="", cache_share=0, adapters=[]
+            model,
+            path="",
+            alias="",
+            keep_alive=0.0,
+            chat_template="",
+            cache_share=0,
+            adapters=[],
+            control_vectors=[],
         )
         folder = Path(models.dir).expanduser().absolute() if models.dir else None
         if folder is not None and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
@@ -137,6 +144,7 @@ class Catalog:
         taken = {alias for spec in self._fixed for alias in (spec.alias, *spec.adapted)}
         paths = {spec.path for spec in self._fixed}
         paths |= {Path(adapter.path) for spec in self._fixed for adapter in spec.settings.adapters}
+        paths |= {Path(vector.path) for spec in self._fixed for vector in spec.settings.control_vectors}
         found: list[ModelSpec] = []
         files = sorted(_ggufs(self._folder))
         names = {path.with_name(_name(path)): path for path in reversed(files)}  # of a split one its first part

@@ -156,7 +156,12 @@ class Committing:
             return self._place(key, warm)
 
         pinned = cache.pins.edges(tables, place_of) if cache.pins.rows else frozenset()
-        for node in superfluous(tables, place_of, edge, edges.window, uses, pinned):
+
+        def stays(key: bytes) -> bool:
+            hot = cache.hot.by_key.get(key)
+            return key in pinned or (hot is not None and hot.leases > 0)
+
+        for node in superfluous(tables, place_of, edge, edges.window, uses, stays):
             key = node.record.key
             hot = cache.hot.by_key.get(key)
             if warm is not None and warm.place(key) is not None:

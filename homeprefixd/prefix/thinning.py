@@ -5,28 +5,28 @@ last few are ever gone on from. What is kept: those of the beginning that prompt
 used more than once, and the last ones. Where a window needs the edges of several nodes, these stay together.
 
 Templates strip thoughts and write calls anew, so the next turn of a chat often leaves the way of the reply as it was
-generated. Once the chat has gone on for as many edges as stay, nobody comes back to that one.
+generated (`left_replies.py`). Once the chat has gone on for two turns, nobody comes back to that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Callable, Container, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from .blocks import BLOCK_TOKENS
+from .left_replies import Turn, left_reply
 from .resuming import edge_of
 from .tree import NodeTable, Placed, shorter
+from .ways import TooManyError, Ways
 
 KEPT = 4
 """Edges at the end of a path that stay: two turns, of a prompt and a reply each."""
 
 _LASTING = frozenset({"system", "branch"})
 _USES = 2
-_CHILDREN = 64  # of a node that are looked at for a fork
 _OF_A_REPLY = frozenset({"reply", "window"})
-_DEEP = 64  # nodes of a way that leaves the path that are looked at
-_LONG = 256  # nodes at the end of a path that are looked at for such ways
+_LONG = 512  # nodes at the end of a path that are looked at: 3 ms of them
 
 
 class _Held(NamedTuple):
@@ -43,15 +43,16 @@ def superfluous(
     edge: Placed,
     window: int,
     uses: Callable[[Placed], int],
-    pinned: Container[bytes] = (),
+    stays: Callable[[bytes], bool] = lambda key: False,
 ) -> list[Placed]:
     """What may go now that `edge` is there: edges, and tails that were there for theirs alone.
 
-    `place` finds a node by its key; `uses` tells how often an edge was gone on from; `pinned`: keys of edges that stay.
+    `place` finds a node by its key; `uses` tells how often an edge was gone on from; `stays`: whether the edge with
+    this key stays whatever it is worth, as one that is pinned or in use. Takes a few milliseconds at most.
     """
     owner = place(edge.parent)
     path = [owner] if owner is not None else []
-    while path and (above := place(path[-1].parent)) is not None:
+    while path and len(path) < _LONG and (above := place(path[-1].parent)) is not None:
         path.append(above)
     path.reverse()
     held = _held(tables, path)
@@ -64,19 +65,18 @@ def superfluous(
     ]
     ends = [item.owner.end for item in kept]
     staying = {item.edge.tree_key for item in kept}
-    gone: list[Placed] = []
-    if len(points) >= KEPT:
-        for reply in _left(tables, path, points[-KEPT].owner.end):
-            edges = [item for item in reply if item.edge.record.key not in pinned]
-            if len(edges) == len(reply) and all(uses(item.edge) < _USES for item in edges):
-                gone += [_goes(tables, item) for item in edges]
+    ways = Ways(tables)
+    left = _left(ways, path, held, points, edge)
+    if any(stays(item.edge.record.key) or uses(item.edge) >= _USES for item in left):
+        left = []  # what is gone on from needs them all
+    gone = [_goes(tables, item) for item in left]
     dead = {placed.tree_key for placed in gone}
     for item in held:
-        if item.edge.tree_key in staying or item.edge.record.key in pinned:
+        if item.edge.tree_key in staying or stays(item.edge.record.key):
             continue
         if window and any(item.owner.record.start < end and item.owner.end > end - window for end in ends):
             continue
-        if window and _forks(tables, path, item.block, window, dead):
+        if window and _forks(ways, path, item.block, window, dead):
             continue  # of use for another branch
         gone.append(_goes(tables, item))
     return gone
@@ -103,61 +103,42 @@ def _held(tables: Sequence[NodeTable], path: list[Placed]) -> list[_Held]:
     return list(found.values())
 
 
-def _forks(tables: Sequence[NodeTable], path: list[Placed], index: int, window: int, dead: Container[bytes]) -> bool:
+def _forks(ways: Ways, path: list[Placed], index: int, window: int, dead: Container[bytes]) -> bool:
     """Whether another way leaves the path within a window behind the block `index`, and can be gone on from there.
 
     `dead`: tree keys of edges, or of the nodes that have them, which do not count any more.
     """
     last = min(len(path) - 1, index + 1 + -(-window // BLOCK_TOKENS))
-    for node, following in zip(path[index:last], path[index + 1 : last + 1], strict=True):
-        for child in _aside(tables, node, following):
-            held = _below(tables, child)
-            if held is None or any(_goes(tables, item).tree_key not in dead for item in held):
-                return True
+    try:
+        for node, following in zip(path[index:last], path[index + 1 : last + 1], strict=True):
+            for child in ways.aside(node, following):
+                if any(_goes(ways.tables, item).tree_key not in dead for item in _below(ways, child)):
+                    return True
+    except TooManyError:
+        return True
     return False
 
 
-def _left(tables: Sequence[NodeTable], path: list[Placed], until: int) -> Iterator[list[_Held]]:
-    """Edges of each reply that leaves the path before the position `until`, and from which no prompt goes on."""
-    for node, following in pairwise(path[-_LONG:]):
-        if following.end > until:
-            return
-        ways = {child.tree_key: _of_a_reply(tables, child) for child in _aside(tables, node, following)}
-        living = [key for key, held in ways.items() if held is None]
-        for key, held in ways.items():
-            if held and not any(other.startswith(key) for other in living):  # else a tail that a prompt goes on from
-                yield held
+def _left(ways: Ways, path: list[Placed], held: list[_Held], points: list[_Held], edge: Placed) -> list[_Held]:
+    """Edges of the reply that the turn before the last one left, once `edge` is there, where a prompt ends."""
+    prompts = [item for item in points if item.edge.record.kind == "prompt"]
+    if len(prompts) < 2 or prompts[-1].edge.tree_key != edge.tree_key:
+        return []
+    asked = prompts[-2]
+    end = asked.owner.end
+    before = [item.owner.end for item in points if item.edge.record.kind in ("prompt", "system")]
+    begin = max((point for point in before if point < end), default=0)
+    generated = (node.end for node in (*path, *(item.owner for item in held)) if node.record.kind == "reply")
+    own = max((at for at in generated if at <= end), default=0)
+    reply_end = min(item.owner.end for item in points if item.owner.end > begin)
+    nodes = left_reply(ways, path, Turn(begin, own, reply_end, end, asked.edge.record.created))
+    edges = [_Held(node, child, 0) for node in nodes for child in ways.children(node.record.key) if child.is_edge]
+    return edges if all(item.edge.record.kind in _OF_A_REPLY for item in edges) else []
 
 
-def _of_a_reply(tables: Sequence[NodeTable], top: Placed) -> list[_Held] | None:
-    """The edges of a node and of all below it; None if not all of them are of replies."""
-    held = _below(tables, top) if top.record.kind == "reply" else None
-    return held if held is not None and all(item.edge.record.kind in _OF_A_REPLY for item in held) else None
-
-
-def _aside(tables: Sequence[NodeTable], node: Placed, following: Placed) -> Iterator[Placed]:
-    """Children of `node` that leave the path on which `following` comes next."""
-    for table in tables:
-        for child in islice(table.children(node.record.key), _CHILDREN):
-            if not child.is_edge and not following.tree_key.startswith(child.tree_key):
-                yield child
-
-
-def _below(tables: Sequence[NodeTable], top: Placed) -> list[_Held] | None:
-    """Edges of a node and of all below it; None where there are too many to look at."""
-    found: list[_Held] = []
-    waiting, seen = [top], set[bytes]()
-    while waiting:
-        node = waiting.pop()
-        if node.tree_key in seen:  # in RAM and on disk
-            continue
-        seen.add(node.tree_key)
-        if len(seen) > _DEEP:
-            return None
-        for table in tables:
-            for child in islice(table.children(node.record.key), _CHILDREN):
-                if child.is_edge:
-                    found.append(_Held(node, child, 0))
-                else:
-                    waiting.append(child)
-    return list({item.edge.tree_key: item for item in found}.values())
+def _below(ways: Ways, top: Placed) -> list[_Held]:
+    """Edges of a node and of all below it. Raises TooManyError."""
+    nodes = {node.tree_key: node for way in ways.ends(top) for node in way}
+    return [
+        _Held(node, child, 0) for node in nodes.values() for child in ways.children(node.record.key) if child.is_edge
+    ]

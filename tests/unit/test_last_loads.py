@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -97,3 +99,61 @@ def test_what_a_worker_says_is_remembered(tmp_path: Path) -> None:
     watching.watch(Ready(info("embedder", namespace={}, cache_mode="off")))
     finished("last-load")
     assert loads.recall([("embedder", model)])["embedder"].info.cache_mode == "off"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"at": 1e300},
+        {"at": -1e18},
+        {"size": -1},
+        {"namespace": {"adapters": 7}},
+        {"namespace": {"adapters": [{"sha256": 5, "scale": 1.0}]}},
+        {"namespace": {"adapters": [{"path": "a"}]}},
+        {"namespace": {"control_vectors": "x"}},
+        {"namespace": {"control_vectors": [{"sha256": "a", "scale": 1.0, "first_layer": 1}]}},
+        {"namespace": {"edges": 3}},
+        {"namespace": {"model_sha256": 5}},
+        {"namespace": {"a": [{"b": None}]}},
+        {"namespace": {"rope": {"a": [[1]]}}},
+        {"namespace": []},
+    ],
+)
+def test_an_entry_that_is_not_as_it_should_be_is_left_out(tmp_path: Path, changed: dict[str, Any]) -> None:
+    loads, model = LastLoads(tmp_path), tmp_path / "model"
+    model.write_bytes(b"GGUF")
+    loads.remember(model, info("good"))
+    loads.remember(model, info("bad"))
+    known = msgspec.json.decode((tmp_path / LAST_LOADS_FILE).read_bytes())
+    bad = next(entry for key, entry in known.items() if key.endswith(" bad"))
+    (bad["info"] if "namespace" in changed else bad).update(changed)
+    (tmp_path / LAST_LOADS_FILE).write_bytes(msgspec.json.encode(known))
+    assert namespaces(loads, ("good", model), ("bad", model)) == {"good": "f16", "bad": "f16"}
+    assert loads.recall([("bad", model)])["bad"].info.alias == "good"  # the same file's
+    full = {
+        "adapters": [{"sha256": "a", "scale": 0.5}],
+        "control_vectors": [{"sha256": "a", "scale": 1.0, "first_layer": 1, "last_layer": 2}],
+        "edges": {"window": 64},
+        "rope": {"scaling": "none", "factors": [1.0, "a"]},
+        "kernels": ["a"],
+        "type_k": "f16",
+    }
+    loads.remember(model, info("full", namespace=full))
+    assert loads.recall([("full", model)])["full"].info.namespace == full
+
+
+def test_workers_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    code = """
+import pathlib, sys
+from homeprefixd.last_loads import LastLoads
+from tests.unit.test_last_loads import info
+folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+for number in range(30):
+    LastLoads(folder).remember(folder / "model", info(f"{name}{number}"))
+"""
+    (tmp_path / "model").write_bytes(b"GGUF")
+    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]
+    assert [process.wait(60) for process in running] == [0, 0]
+    known = msgspec.json.decode((tmp_path / LAST_LOADS_FILE).read_bytes())
+    assert {key.split()[-1] for key in known} == {f"{name}{number}" for name in "ab" for number in range(30)}
+    assert {path.name for path in tmp_path.iterdir()} == {"model", LAST_LOADS_FILE, "kept.lock"}

@@ -145,7 +145,7 @@ def test_a_wrong_vector_is_refused_by_file_and_setting(
 
 
 def test_a_range_that_the_model_has_not_is_refused(run: Run, small: Any, vector: str) -> None:
-    with pytest.raises(ModelError, match=r"its layers 7 to 9 are none of the model's, 1 to 2"):
+    with pytest.raises(ModelError, match=r"its first_layer is 7, and the model's layers are 1 to 2"):
         run(small("llama"), control_vectors=[ControlVector(vector, 1.0, 7, 9)])
 
 

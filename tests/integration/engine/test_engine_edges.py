@@ -17,7 +17,7 @@ import pytest
 from homeprefixd.engine import edge_restoring, edge_saving, namespaces, probe, restoring
 from homeprefixd.engine.edges import EdgeSlicer
 from homeprefixd.engine.worker import DEBUG_LOGITS
-from homeprefixd.frames.worker import AdapterFile, Delta, Finished, LoraChoice, Message
+from homeprefixd.frames.worker import AdapterFile, Constraint, Delta, Finished, LoraChoice, Message, Sampling
 from homeprefixd.lora import described
 from homeprefixd.prefix import client
 from homeprefixd.prefix.client import Lookup, Slot, StoreClient
@@ -290,10 +290,24 @@ def test_edges_are_few(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str)
         until = len(prompt) + 8  # the last token was sampled and not computed
         reply = [int(each.argmax()) for each in logits.of[end.rid]]
         prompt = [*prompt, *reply, *tokens(70, 10 + turn)]
+    assert house.stats()["counters"]["thinned"] > 0
+    assert _edges(house) <= 1.5 * KEPT * (2 if arch in WINDOW else 1)
+
+
+def _start(house: House, chat: list[Message], seed: int) -> str:
+    """Ask for a reply of 60 letters, of which a template that strips thoughts has the last 30."""
+    words = Constraint("grammar", "root ::= [a-z]{60}")
+    return house.running.start(list(chat), 80, constraint=words, sampling=Sampling(seed=seed, temperature=1.0))
+
+
+def _said(house: House, rid: str) -> Message:
+    house.running.finish(rid)
+    return Message("assistant", house.running.text(rid))
+
+
+def _edges(house: House) -> float:
     stats = house.stats()["counters"]
-    edges = house.running.engine.counters["save_edges"] - stats["thinned"] - stats["known_nodes"]
-    assert stats["thinned"] > 0
-    assert edges <= 1.5 * KEPT * (2 if arch in WINDOW else 1)
+    return house.running.engine.counters["save_edges"] - stats["thinned"] - stats["known_nodes"]
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "granitehybrid"])
@@ -304,11 +318,44 @@ def test_replies_that_are_rendered_otherwise_leave_few_edges(serve: Serve, arch:
     chat = [Message("system", " ".join(f"Rule {n}: keep lamp {n} at {n * 7} percent." for n in range(4)))]
     for turn in range(12):
         chat.append(Message("user", f"Which lamp is number {turn}, and is it brighter than {turn * 7}?"))
-        house.ask(list(chat), 30)
-        chat.append(Message("assistant", f"Lamp {turn} it is."))
-    stats = house.stats()["counters"]
-    edges = house.running.engine.counters["save_edges"] - stats["thinned"] - stats["known_nodes"]
-    assert edges <= 1.5 * (1 + 2 * 3) * (2 if arch in WINDOW else 1)
+        said = _said(house, _start(house, chat, turn)).content
+        assert said is not None
+        assert len(said) == 60
+        chat.append(Message("assistant", said[30:]))
+    assert _edges(house) <= 1.5 * (1 + 2 * 3) * (2 if arch in WINDOW else 1)
+
+
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("arch", ["gemma3", "granitehybrid", "qwen35"])
+def test_another_chats_reply_can_be_gone_on_from(serve: Serve, arch: str, strips: bool) -> None:
+    """Two replies to one question, as of a choice: while the chat goes on with the one, the other one waits."""
+    house = serve(arch)
+    begin = [
+        Message("system", " ".join(f"Rule {n}: keep lamp {n} at {n * 7} percent." for n in range(4))),
+        Message("user", "Which lamp is the brightest of them all, and which one is next to it?"),
+    ]
+    started = [_start(house, begin, seed) for seed in (1, 2)]
+    first, second = (_said(house, rid) for rid in started)
+
+    def goes_on(chat: list[Message], said: Message, seed: int, *, rendered: bool) -> Message:
+        """A turn more; it reuses all that was computed of the reply, if that is `rendered` as it was generated."""
+        text = str(said.content)
+        chat += [said if rendered else Message("assistant", text[30:]), Message("user", f"And lamp number {seed}?")]
+        rid = _start(house, chat, seed)
+        timings = house.running.finish(rid).timings
+        after = (
+            len(f"<<user\nAnd lamp number {seed}?<\n<assistant\n") + 2
+        )  # marks are tokens; the last was not computed
+        if rendered:
+            assert timings.cache_n == timings.total_prompt_n - after
+        return _said(house, rid)
+
+    chat, other = list(begin), list(begin)
+    for seed in (3, 4, 5):
+        first = goes_on(chat, first, seed, rendered=not strips)
+    for seed in (6, 7):
+        second = goes_on(other, second, seed, rendered=True)
+    goes_on(chat, first, 8, rendered=True)
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "granitehybrid", "deepseek4"])

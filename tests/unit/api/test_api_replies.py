@@ -143,6 +143,7 @@ async def test_allowed_tools_stay_among_all_in_the_prompt(
             "tool_choice.allowed_tools.tools[0]",
             "not among `tools`: f, g, h",
         ),
+        ({"tools": [{"type": "mcp"}]}, "tool_choice.allowed_tools.tools[0].type", "is of type 'mcp', and no such tool"),
         (7, "tool_choice.allowed_tools.mode", "auto or required"),
     ],
 )

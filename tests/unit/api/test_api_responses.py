@@ -218,6 +218,27 @@ async def test_allowed_tools(client: TestClient, backend: ScriptedBackend) -> No
     assert "not among `tools`: light" in (await reply.json())["error"]["message"]
 
 
+async def test_allowed_tools_as_the_chat_has_them(client: TestClient, backend: ScriptedBackend) -> None:
+    search = {"type": "web_search"}
+    listed = [{"type": "function", "function": {"name": "light"}}, {"type": "function", "name": "light"}, search]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": listed}}
+    reply = await client.post(PATH, json=body(tools=[TOOL, search], tool_choice=choice))
+    assert (backend.asked.tool_choice, backend.asked.allowed_tools) == ("required", ["light"])
+    assert (await reply.json())["tool_choice"] == choice
+
+
+@pytest.mark.parametrize("kind", ["mcp", "web_search_preview", "custom", "shell"])
+@pytest.mark.parametrize("nested", [False, True])
+async def test_allowed_tools_that_were_not_offered(client: TestClient, kind: str, nested: bool) -> None:
+    given = {"mode": "auto", "tools": [{"type": "function", "name": "light"}, {"type": kind, "server_label": "x"}]}
+    choice = {"type": "allowed_tools", **({"allowed_tools": given} if nested else given)}
+    reply = await client.post(PATH, json=body(tools=[TOOL, {"type": "web_search"}], tool_choice=choice))
+    error = (await reply.json())["error"]
+    where = "tool_choice.allowed_tools" if nested else "tool_choice"
+    assert (reply.status, error["param"]) == (400, f"{where}.tools[1].type")
+    assert f"is of type '{kind}', and no such tool is among `tools`" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("given", "kind"),
     [

@@ -192,6 +192,31 @@ def test_config_check_refuses_what_serve_would(command: Command, tmp_path: Path,
     assert message in done.err
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('path = "none.gguf"', "none.gguf does not exist"),
+        ('path = "."', "is a directory, not a GGUF file"),
+        ('control_vectors = [{ path = "none.gguf" }]', "none.gguf (`model.control_vectors`) is missing: it must be"),
+        ('control_vectors = [{ path = "folder" }]', "folder (`model.control_vectors`) is a directory"),
+        ('control_vectors = [{ path = "pipe" }]', "pipe (`model.control_vectors`) is no regular file"),
+        ('control_vectors = [{ path = "c.toml" }]', "c.toml is damaged (it does not begin with GGUF)"),
+        ('adapters = [{ id = "a", path = "none.gguf" }]', "none.gguf (`model.adapters`) is missing: it must be"),
+        ('adapters = [{ id = "a", path = "folder" }]', "folder (`model.adapters`) is a directory"),
+        ('adapters = [{ id = "a", path = "c.toml" }]', "`model.adapters`) cannot be used: "),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_config_check_looks_at_files(command: Command, tmp_path: Path, settings: str, message: str) -> None:
+    file = tmp_path / "c.toml"
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    file.write_text(f"[model]\n{settings}\n", encoding="utf-8")
+    done = command("config", "check", "--config", str(file))
+    assert (done.code, done.out) == (3, "")
+    assert message in done.err
+
+
 def test_config_check_listens_nowhere(command: Command) -> None:
     """The daemon may be running already."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from homeprefixd.config import AdapterConfig, Config, ModelConfig, ModelsConfig
+from homeprefixd.config import AdapterConfig, Config, ControlVectorConfig, ModelConfig, ModelsConfig
 from homeprefixd.errors import ConfigError, ModelError, NotFoundError, UnavailableError
 from homeprefixd.models import catalog
 from homeprefixd.models.adapters import problem_of
@@ -127,6 +127,16 @@ def test_a_folder(tmp_path: Path) -> None:
     write(tmp_path / "new.gguf")
     assert found.look()
     assert "new" in aliases(found)
+
+
+def test_control_vectors_are_those_of_their_model_and_no_models(tmp_path: Path) -> None:
+    models = folder_of(tmp_path, "a.gguf", "b.gguf", "calm.gguf")
+    main = ModelConfig(
+        path=str(tmp_path / "a.gguf"), control_vectors=[ControlVectorConfig(str(tmp_path / "calm.gguf"), 1.0)]
+    )
+    found = Catalog.from_config(main, models)
+    assert aliases(found) == ["a", "b"]
+    assert [len(spec.settings.control_vectors) for spec in found.specs] == [1, 0]
 
 
 def test_an_empty_folder_says_where_to_put_models(tmp_path: Path) -> None:

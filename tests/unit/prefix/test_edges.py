@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from homeprefixd.errors import RequestError
 from homeprefixd.frames.store import NewNode, Pin, PlanNode, Unpin
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, EDGE, block_key, to_le
+from homeprefixd.prefix.committing import Committing
 from homeprefixd.prefix.listing import prefixes
 from homeprefixd.prefix.purge import purge
 from homeprefixd.prefix.thinning import KEPT
 from homeprefixd.prefix.transfer import export, import_
+from homeprefixd.prefix.tree import MemoryTable, Placed
 from tests.unit.prefix.prefix_testing import DESCRIPTION, House, payload_of
 
 Make = Callable[..., "EdgeHouse"]
@@ -166,32 +170,203 @@ def test_a_growing_chat_keeps_the_edges_of_its_last_turns(make: Make, window: in
     house.close()
 
 
+class Chat:
+    """One that grows turn by turn. `strips`: its template renders replies without the thoughts they begin with."""
+
+    def __init__(self, house: EdgeHouse, seed: int, *, strips: bool) -> None:
+        self.house, self.strips = house, strips
+        self.random = random.Random(seed)
+        self.prompt: list[int] = []
+        self.replies: list[list[int]] = []
+
+    def some(self, count: int) -> list[int]:
+        return [self.random.randrange(1000, 30_000) for _ in range(count)]
+
+    def begin(self, tokens: list[int]) -> list[int]:
+        """A prompt whose first 130 tokens are the system message."""
+        self.prompt = tokens
+        self.house.put(tokens, {130: "system", len(tokens): "prompt"})
+        return self.reply()
+
+    def reply(self, visible: int = 50) -> list[int]:
+        """The path to the end of another reply to the prompt."""
+        reply = [*self.prompt, *self.some(60), *self.some(visible)]
+        self.house.put(reply, {len(reply): "reply"}, prompt=len(self.prompt))
+        self.replies.append(reply)
+        return reply
+
+    def turn(self, reply: list[int] | None = None, visible: int = 50) -> list[int]:
+        """Go on from this reply, else from the last one."""
+        reply = self.replies[-1] if reply is None else reply
+        rendered = [*self.prompt, *reply[-visible:]] if self.strips else reply
+        self.prompt = [*rendered, *self.some(70)]
+        self.house.put(self.prompt, {len(rendered): "turn", len(self.prompt): "prompt"})
+        return self.reply(visible)
+
+    def finds(self, reply: list[int]) -> bool:
+        """Whether what comes behind this reply can be gone on from it."""
+        return self.house.plan([*reply, *range(9)])[0] == len(reply)
+
+
 @pytest.mark.parametrize("window", [0, 64])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_replies_that_a_chat_has_left_keep_no_edges(make: Make, window: int, restarts: bool) -> None:
     """Each turn's prompt has the last reply without its thoughts, so that its state is gone on from by nobody."""
     house = make(window)
-    system, turns = list(range(130)), 15
-    house.put(system, {130: "system"})
-    prompt, replies = system, []
-    for turn in range(turns):
-        prompt = [*prompt, *range(1000 + 100 * turn, 1070 + 100 * turn)]
-        house.put(prompt, {len(prompt): "prompt"})
-        reply = [*prompt, *range(5000 + 200 * turn, 5100 + 200 * turn)]
-        house.put(reply, {len(reply): "reply"}, prompt=len(prompt))
-        replies.append(reply)
+    chat = Chat(house, 1, strips=True)
+    chat.begin(list(range(200)))
+    for turn in range(14):
+        chat.turn(visible=20 + 3 * turn)
         if restarts:
             house.cache.write(everything=True)
             house.reopen()
     house.cache.write(everything=True)
-    ends = [house.plan([*reply, 1])[0] == len(reply) for reply in replies]
+    ends = [chat.finds(reply) for reply in chat.replies]
     assert ends[-2:] == [True, True]
-    assert sum(ends) <= KEPT
+    assert sum(ends) <= 3  # its first reply is found by what its next prompts share
     with house.cache.view() as (_tables, warm):
         assert warm is not None
         edges = [node for node in warm.subtree(house.namespace) if node.is_edge]
-    # of the beginning, and of the last two turns a prompt and a reply each; those of a window in two or three nodes
-    assert len(edges) <= 1.5 * (KEPT + 1) * (1 + bool(window)) + KEPT
+    # of the beginning, and of the last two turns two of the prompt and a reply; those of a window in two or three nodes
+    assert len(edges) <= 1.5 * (1 + 2 * 3) * (1 + bool(window))
+    house.close()
+
+
+@pytest.mark.parametrize("window", [0, 64])
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("newer", [False, True])
+def test_another_chats_reply_stays(make: Make, window: int, strips: bool, newer: bool) -> None:
+    """Two chats with the same first message: one waits while the other one goes on."""
+    house = make(window)
+    first, second = Chat(house, 1, strips=strips), Chat(house, 2, strips=strips)
+    if newer:
+        first.begin(list(range(200)))
+        waits = second.begin(list(range(200)))
+    else:
+        waits = second.begin(list(range(200)))
+        first.begin(list(range(200)))
+    left = first.replies[0]
+    for _ in range(6):
+        first.turn()
+        assert second.finds(waits)
+    assert not first.finds(left)
+    house.cache.write(everything=True)
+    house.reopen()
+    assert second.finds(waits)
+    second.turn(waits)
+    second.turn()
+    house.close()
+
+
+@pytest.mark.parametrize("window", [0, 64])
+@pytest.mark.parametrize("strips", [False, True])
+def test_of_replies_to_one_prompt_the_one_that_went_on_is_left(make: Make, window: int, strips: bool) -> None:
+    """With `n`, or when one is made anew: another one stays, also where it says nearly the same."""
+    house = make(window)
+    chat = Chat(house, 3, strips=strips)
+    chosen = chat.begin(list(range(200)))
+    other = chat.reply()
+    alike = [*chosen[:200], *chat.some(40), *chosen[-40:-5], *chat.some(5)]
+    house.put(alike, {len(alike): "reply"}, prompt=200)
+    shared = [*chosen[:270], *chat.some(60)]  # their first block is the same
+    house.put(shared, {len(shared): "reply"}, prompt=200)
+    chat.turn(chosen)
+    for _ in range(4):
+        chat.turn()
+    assert [chat.finds(reply) for reply in (chosen, other, alike, shared)] == [False, True, True, True]
+    house.close()
+
+
+@pytest.mark.parametrize("strips", [False, True])
+def test_all_of_n_replies_are_gone_on_from(make: Make, strips: bool) -> None:
+    house = make()
+    chats = [Chat(house, seed, strips=strips) for seed in range(3)]
+    begun = [chat.begin(list(range(200))) for chat in chats]
+    for number, chat in enumerate(chats):
+        assert [other.finds(reply) for other, reply in zip(chats, begun, strict=True)][number:] == [True] * (3 - number)
+        for _ in range(4):
+            chat.turn()
+    house.close()
+
+
+def test_a_left_reply_stays_for_two_turns_and_while_somebody_may_need_it(make: Make) -> None:
+    def gone_on(chat: Chat, then: Callable[[list[int]], object] = lambda reply: None) -> list[bool]:
+        reply = chat.begin(list(range(200)))
+        then(reply)
+        found = [chat.finds(reply)]
+        for _ in range(3):
+            chat.turn()
+            found.append(chat.finds(reply))
+        return found
+
+    house = make()
+    assert gone_on(Chat(house, 1, strips=True)) == [True, True, False, False]
+    assert gone_on(Chat(house, 2, strips=True), lambda reply: pin(house, [*reply, 1])) == [True] * 4
+    twice = Chat(house, 3, strips=True)
+    assert gone_on(twice, lambda reply: [house.restore([*reply, 1]) for _ in range(2)]) == [True] * 4
+    held = house.cache.session()
+
+    def lease(reply: list[int]) -> object:
+        return house.cache.lookup(
+            house.namespace, to_le([*reply, 1]), limit=1 << 30, exact=False, load=True, session=held
+        )
+
+    assert gone_on(Chat(house, 4, strips=True), lease) == [True] * 4
+    held.close()
+    empty = Chat(house, 5, strips=True)  # nothing but thoughts: nothing tells whose it was
+    reply = empty.begin(list(range(200)))
+    empty.turn(visible=2)
+    empty.turn()
+    empty.turn()
+    assert empty.finds(reply)
+    house.close()
+
+
+def test_a_reply_that_is_made_again_while_its_chat_goes_on_stays(make: Make) -> None:
+    house = make()
+    chat = Chat(house, 1, strips=True)
+    chosen = chat.begin(list(range(200)))
+    chat.turn()
+    house.put(chosen, {len(chosen): "reply"}, prompt=200)
+    chat.turn()
+    chat.turn()
+    assert chat.finds(chosen)
+    house.close()
+
+
+@pytest.mark.parametrize("window", [0, 512])
+def test_little_is_looked_at_for_an_edge(make: Make, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much stands beside its path: it is done with the cache's lock held."""
+    house = make(window, hot=64 << 20, warm=0)
+    chat = Chat(house, 1, strips=True)
+    chat.begin(list(range(200)))
+    for _ in range(3):
+        for _ in range(40):
+            way = [*chat.prompt, *chat.some(500)]
+            house.put(way, {}, size=200, prompt=len(chat.prompt))
+        chat.turn()
+    looked = [0]
+    original = MemoryTable.children
+
+    def children(table: MemoryTable, key: bytes) -> Iterator[Placed]:
+        for child in original(table, key):
+            looked[0] += 1
+            yield child
+
+    monkeypatch.setattr(MemoryTable, "children", children)
+    most = 0
+    thin = Committing._thin
+
+    def counted(*args: Any) -> None:
+        nonlocal most
+        looked[0] = 0
+        thin(*args)
+        most = max(most, looked[0])
+
+    monkeypatch.setattr(Committing, "_thin", counted)
+    for _ in range(3):
+        chat.turn()
+    assert 0 < most < 300
     house.close()
 
 
@@ -199,19 +374,16 @@ def test_a_reply_that_is_gone_on_from_stays(make: Make) -> None:
     house = make()
     prompt = list(range(200))
     house.put(prompt, {200: "prompt"})
-    reply = [*prompt, *range(3000, 3050)]
-    house.put(reply, {250: "reply"}, prompt=200)
     other = [*prompt, *range(4000, 4050)]
     house.put(other, {250: "reply"}, prompt=200)
     onwards = [*other, *range(6000, 6040)]
     house.put(onwards, {290: "prompt"})
-    path = [*prompt, *range(7000, 7100)]
+    path = [*prompt, *range(4010, 4050), *range(7000, 7060)]  # it looks as if that reply was left
     for end in range(300, 1000, 70):
         path = [*path, *range(10 * end, 10 * end + 70)]
         house.put(path, {len(path): "prompt"})
     assert house.plan([*onwards, 1])[0] == len(onwards)
     assert house.plan([*other, 1])[0] == len(other)
-    assert house.plan([*reply, 1])[0] < len(reply)
     house.close()
 
 
