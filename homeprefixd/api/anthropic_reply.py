@@ -166,8 +166,8 @@ class MessageWriter:
     # ------------------------------------------------------------------------------------------------- whole
 
     def whole(self, finished: Finished) -> dict[str, Any]:
-        """A call that was cut short has no input that is an object, so it is left out. There is always a block, since
-        readers look at the first.
+        """A call that was cut short has no input that is an object, so it is text: nobody shall carry it out. There is
+        always a block, since readers look at the first.
         """
         content: list[dict[str, Any]] = []
         if finished.reasoning:
@@ -180,5 +180,10 @@ class MessageWriter:
             arguments = call.arguments()
             if arguments is not None:
                 content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+            else:
+                content.append({"type": "text", "text": call.written})
         content = content or [{"type": "text", "text": ""}]
-        return self._message(content, _usage(finished.timings), **_stop(finished))
+        stop = _stop(finished)
+        if finished.reason == "tool_calls" and finished.calls and all(block["type"] != "tool_use" for block in content):
+            stop["stop_reason"] = _REASONS["stop"]  # else readers wait for calls
+        return self._message(content, _usage(finished.timings), **stop)

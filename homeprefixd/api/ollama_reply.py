@@ -82,7 +82,7 @@ class LineWriter:
             case Delta():
                 return b"".join(encode(line) + b"\n" for line in self._delta(event))
             case Finished():
-                lines = [self._line(calls=[call]) for call in self._completed(None)]
+                lines = self._completed(None)
                 lines.append({**self._line(), **self._end(event)})
                 return b"".join(encode(line) + b"\n" for line in lines)
             case _:
@@ -95,23 +95,28 @@ class LineWriter:
         if delta.text or delta.logprobs:
             lines.append(self._line(delta.text, logprobs=delta.logprobs))
         for piece in delta.calls:
-            lines += [self._line(calls=[call]) for call in self._completed(piece)]
+            lines += self._completed(piece)
         return lines
 
-    def _completed(self, piece: CallPiece | None) -> list[Call]:
-        """The call that is whole now that `piece` (None: the end) has come. One without an object was cut short."""
+    def _completed(self, piece: CallPiece | None) -> list[dict[str, Any]]:
+        """The line of a call that is whole now that `piece` (None: the end) has come. One whose arguments are no object
+        was cut short: it is text."""
         if piece is not None and self._call is not None and piece.index == self._call.index:
             self._call.add(piece)
             return []
         done, self._call = self._call, None if piece is None else Call(piece)
-        return [done] if done is not None and done.arguments() is not None else []
+        if done is None:
+            return []
+        return [self._line(done.written) if done.arguments() is None else self._line(calls=[done])]
 
     def _end(self, finished: Finished) -> dict[str, Any]:
         return {"done": True, "done_reason": _REASONS[finished.reason], **figures(finished.timings)}
 
     def whole(self, finished: Finished) -> dict[str, Any]:
-        calls = [call for call in whole_calls(finished.calls) if call.arguments() is not None]
-        line = self._line(finished.text, finished.reasoning, calls, finished.logprobs)
+        calls = whole_calls(finished.calls)
+        good = [call for call in calls if call.arguments() is not None]
+        text = "\n".join([*filter(None, [finished.text]), *(call.written for call in calls if call not in good)])
+        line = self._line(text, finished.reasoning, good, finished.logprobs)
         return {**line, **self._end(finished)}
 
     def failure(self, error: HomeprefixdError) -> bytes:

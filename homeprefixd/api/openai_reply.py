@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -260,35 +261,46 @@ class Echo:
 
     def take(self, tokens: list[TokenLogprob]) -> None:
         """The log-probabilities have come."""
-        data = self.text.encode(errors="surrogatepass")
-        begin = b"".join(token.piece for token in tokens[:2])
+        data = b"".join(token.piece for token in tokens)
         lead = len(tokens[0].piece)
         # not in a text: the token that begins each sequence, and the space that some vocabularies put before a word
-        unseen = next(
-            (count for count in (0, lead, lead + 1, 1) if begin[count:] and data.startswith(begin[count:])), 0
-        )
-        self.logprobs = completion_logprobs(tokens, 0, unseen)
+        counts = (0, lead, lead + 1, 1)
+        begin = len(tokens[0].piece) + len(tokens[1].piece) if len(tokens) > 1 else lead
+        unseen = next((count for count in counts if data[count:].decode(errors="replace") == self.text), None)
+        if unseen is None:  # its tokens say it in other words: what begins alike is the same
+            text = self.text.encode(errors="surrogatepass")
+            unseen = next((c for c in counts if data[c:begin] and text.startswith(data[c:begin])), 0)
+        self.logprobs = completion_logprobs(tokens, Offsets(0, unseen))
         self.pending = False
 
 
-def completion_logprobs(tokens: list[TokenLogprob], offset: int, unseen: int = 0) -> dict[str, Any]:
-    """`logprobs` of a text completion. `offset`: characters before the first token, of which the first `unseen` bytes
-    are in no text.
+class Offsets:
+    """Where tokens begin in the text that their bytes become; as there, bytes that are no UTF-8 are a U+FFFD.
 
-    A token that begins within a character is where that one ends.
+    A token that begins within a character is where that one ends. `start`: characters of text before the first token,
+    of which the first `unseen` bytes are in no text.
     """
-    texts, offsets = [], []
-    for token in tokens:
-        texts.append(token.piece.decode(errors="replace"))
-        offsets.append(offset)
-        seen = token.piece[unseen:]
-        unseen -= len(token.piece) - len(seen)
-        offset += sum(byte & 0xC0 != 0x80 for byte in seen)
+
+    def __init__(self, start: int = 0, unseen: int = 0) -> None:
+        self._written, self._unseen = start, unseen
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next(self, piece: bytes) -> int:
+        """Of the next token, with these bytes."""
+        begins = self._written + bool(self._decoder.getstate()[0])
+        seen = piece[self._unseen :]
+        self._unseen -= len(piece) - len(seen)
+        self._written += len(self._decoder.decode(seen))
+        return begins
+
+
+def completion_logprobs(tokens: list[TokenLogprob], offsets: Offsets) -> dict[str, Any]:
+    """`logprobs` of a text completion; `offsets` has counted the tokens before."""
     return {
-        "tokens": texts,
+        "tokens": [token.piece.decode(errors="replace") for token in tokens],
         "token_logprobs": [_or_null(token.logprob) for token in tokens],
         "top_logprobs": [None if math.isnan(token.logprob) else _by_text(token.top) for token in tokens],
-        "text_offset": offsets,
+        "text_offset": [offsets.next(token.piece) for token in tokens],
     }
 
 
@@ -318,7 +330,7 @@ class CompletionWriter(ReplyWriter):
         self._told = told
         self._echo = Echo() if echo is None else echo
         self._echo.writers.append(self)
-        self._offset = len(self._echo.text)  # characters of text before the next token
+        self._offsets = Offsets(len(self._echo.text))
         self._held = b""
 
     def first(self) -> bytes:
@@ -367,9 +379,7 @@ class CompletionWriter(ReplyWriter):
         return choice
 
     def logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
-        told = completion_logprobs(tokens, self._offset)
-        self._offset += sum(byte & 0xC0 != 0x80 for token in tokens for byte in token.piece)
-        return told
+        return completion_logprobs(tokens, self._offsets)
 
 
 async def respond(

@@ -124,6 +124,11 @@ class Call:
             return None
         return value if isinstance(value, dict) else None
 
+    @property
+    def written(self) -> str:
+        """As text: what is left to tell of one whose arguments are no object."""
+        return self.name + self.text
+
 
 def whole_calls(pieces: Sequence[CallPiece]) -> list[Call]:
     """The calls that pieces are of, in order."""

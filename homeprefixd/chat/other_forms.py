@@ -5,23 +5,33 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from .layout import KIMI, MINIMAX_MARK, SOLAR
-from .reader import Reader, Sink, Wait
+from .layout import DEEPSEEK, DSML, KIMI, MINIMAX_MARK, SOLAR
+from .reader import Answer, Reader, Sink, Wait
+from .tags import NAME, Part, arguments_of_dsml, arguments_of_tags, calls_of_invocations, calls_of_trees
+from .values import json_value
 
-_M3 = re.escape(MINIMAX_MARK)
-_NAME = re.compile(r"[\w.\-]{1,128}")
 _KIMI_ID = re.compile(r"(?:functions\.)?([\w.\-]{1,128}?)(?::\d{1,9})?")
-_M3_INVOKE = re.compile(rf'{_M3}<invoke name="([^"]+)">(.*?){_M3}</invoke>', re.DOTALL)
-_M3_PAIR = re.compile(rf"{_M3}<([^/<>\s]+)>(.*?){_M3}</\1>", re.DOTALL)
-_DEEPEST = 16  # levels of tags within tags
 _FENCE = "```"
 _RECIPIENT = ">>>"
+
+
+class Arguments(Protocol):
+    """JSON that begins now, as the arguments of `name`. False: it is no call, and `raw`, its beginning, is text. One of
+    `ends` may follow instead, where there are no arguments. `ident`: the call's id, "" for a new one."""
+
+    def __call__(self, name: str, raw: str, ends: tuple[str, ...] = (), ident: str = "") -> Answer: ...
+
+
+class Rest(Protocol):
+    """What stands behind a call, up to `end`, which is taken, or to one of `others`, which is not: text, but for
+    brackets and `slips` at its beginning."""
+
+    def __call__(self, end: str, others: tuple[str, ...] = (), slips: tuple[str, ...] = ()) -> Wait: ...
 
 
 @dataclass
@@ -30,22 +40,110 @@ class Hands:
 
     reader: Reader
     text: Sink
-    begin: Callable[[str, str], Sink]  # a call, by its name and its id ("": a new one); the sink takes its arguments
-    end: Callable[[], None]  # the call is complete
     whole: Callable[[str, dict[str, Any]], None]  # a call at once
-    listed: Callable[[], Wait]  # calls as JSON, in a list that begins now
-    single: Callable[[], Generator[None, None, bool]]  # a call as a JSON object that begins now; False: it is none
+    spoken: Callable[[Sequence[Part], str], None]  # several, with what is between; all as it was written
+    arguments: Arguments
+    rest: Rest
+    listed: Callable[[str], Wait]  # calls as JSON, in a list that begins now, behind this text
+    single: Callable[[], Answer]  # a call as a JSON object that begins now; False: it is none
     known: Callable[[str], bool]  # is it the name of a tool?
-    arguments_of: Callable[[str, str], dict[str, Any]]  # of a tool, of a text with tags
+    parameters: Callable[[str], Any]  # the schema of a tool's
     is_over: Callable[[], bool]  # nothing more is looked at
 
+    def after(self, opening: str) -> Sink:
+        """For what stands behind `opening`: if it is more than white space, both are text."""
+        held = [opening]
 
-def _arguments(hands: Hands, name: str, ident: str = "") -> Wait:
-    """JSON, up to its end, as the arguments of `name`."""
-    sink = hands.begin(name, ident)
-    yield from hands.reader.space()
-    if (yield from hands.reader.json_value(sink)):
-        hands.end()
+        def add(text: str) -> None:
+            if held:
+                held.append(text)
+                if not text.strip():
+                    return
+                text = "".join(held)
+                held.clear()
+            self.text(text)
+
+        return add
+
+
+def mistral(hands: Hands) -> Wait:
+    """A list of objects or, since tokenizer version 11, a name and arguments."""
+    reader = hands.reader
+    opening = "[TOOL_CALLS]"
+    space = yield from reader.space()
+    if (yield from reader.peek()) == "[":
+        yield from hands.listed(opening + space)
+        return
+    head: list[str] = []
+    found = yield from reader.until(("[ARGS]", "[CALL_ID]", "{"), head.append)
+    name = "".join(head)
+    raw = opening + space + name
+    if found == "{":
+        reader.put_back(found)
+    else:
+        raw += found
+    if found == "[CALL_ID]":
+        ident: list[str] = []
+        closed = yield from reader.until(("[ARGS]",), ident.append)
+        raw += "".join(ident) + closed
+        found = closed
+    if found and NAME.fullmatch(name.strip()):
+        yield from hands.arguments(name.strip(), raw)
+    else:
+        hands.text(raw)
+
+
+def deepseek(hands: Hands) -> Wait:
+    """A section of calls, each a name and JSON; with `function` before the name the JSON is in a fence."""
+    reader = hands.reader
+    opening, begin, separator, end, end_of_all = DEEPSEEK
+    between = hands.after(opening)
+    while not hands.is_over():
+        if (yield from reader.until((begin, end_of_all), between)) != begin:
+            return
+        raw = [begin]
+        found = yield from reader.until((separator, end_of_all), raw.append)
+        name = "".join(raw[1:]).strip()
+        raw.append(found)
+        if name == "function" and found == separator:
+            rest: list[str] = []
+            found = yield from reader.until(("\n",), rest.append)
+            name = "".join(rest).strip()
+            raw += [*rest, found, (yield from reader.space())]
+            if (yield from reader.starts((f"{_FENCE}json",))):
+                raw.append(reader.take(len(f"{_FENCE}json")))
+        if not found or found == end_of_all or not NAME.fullmatch(name):
+            between("".join(raw))
+        elif (yield from hands.arguments(name, "".join(raw), (end,))):
+            between = hands.text
+            yield from hands.rest(end, (begin, end_of_all), (_FENCE,))
+        else:
+            between = hands.text
+
+
+def dsml(hands: Hands, opening: str) -> Wait:
+    """DeepSeek's since V3.2: tags, up to the one that closes all. A call that is cut short is text."""
+    reader = hands.reader
+    ends = tuple(f"</｜DSML｜{tag}>" for tag in DSML.values())
+    begin, middle, end = '<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"
+    between = hands.after(opening)
+    while not hands.is_over():
+        found = yield from reader.until((begin, *ends), between)
+        if found != begin:
+            return
+        head: list[str] = []
+        body: list[str] = []
+        middle_found = yield from reader.until((middle,), head.append)
+        closed = yield from reader.until((end,), body.append)
+        name, inner = "".join(head), "".join(body)
+        arguments, stray = arguments_of_dsml(inner, hands.parameters(name))
+        if closed and arguments is not None and NAME.fullmatch(name):
+            hands.whole(name, arguments)
+            between = hands.text
+            if stray and not hands.is_over():
+                hands.text(stray)
+        else:
+            between(begin + name + middle_found + inner + closed)
 
 
 def kimi(hands: Hands) -> Wait:
@@ -65,9 +163,8 @@ def kimi(hands: Hands) -> Wait:
         if found != separator or named is None:
             hands.text(begin + "".join(head) + found)
             continue
-        yield from _arguments(hands, named[1], ident)
-        if not hands.is_over():
-            yield from reader.until((end,), lambda _space: None)
+        if (yield from hands.arguments(named[1], begin + "".join(head) + found, (end,), ident)):
+            yield from hands.rest(end, (begin, section_end))
 
 
 def solar(hands: Hands) -> Wait:
@@ -83,46 +180,20 @@ def solar(hands: Hands) -> Wait:
         head: list[str] = []
         found = yield from reader.until((before_arguments, end), head.append)
         ident, middle, name = "".join(head).partition(before_name)
-        if found != before_arguments or not middle or not _NAME.fullmatch(name.strip()):
+        if found != before_arguments or not middle or not NAME.fullmatch(name.strip()):
             hands.text(begin + "".join(head) + found)
             continue
-        yield from _arguments(hands, name.strip(), ident.strip())
-        if not hands.is_over():
-            yield from reader.until((end,), lambda _space: None)
+        if (yield from hands.arguments(name.strip(), begin + "".join(head) + found, (end,), ident.strip())):
+            yield from hands.rest(end, (begin,))
 
 
 def minimax_m3(hands: Hands) -> Wait:
-    """Values within values are tags within tags, and lists are tags that are all called `item`."""
+    """Values within values are tags within tags."""
     opening, closing = f"{MINIMAX_MARK}<tool_call>", f"{MINIMAX_MARK}</tool_call>"
     body: list[str] = []
     closed = yield from hands.reader.until((closing,), body.append)
     whole = "".join(body)
-    found = _M3_INVOKE.findall(whole)
-    if not found:
-        hands.text(opening + whole + closed)
-    for name, inner in found:
-        pairs = "".join(
-            f'<parameter name="{key}">{_m3_value(text)}</parameter>' for key, text in _M3_PAIR.findall(inner)
-        )
-        hands.whole(name, hands.arguments_of(name, pairs))
-
-
-def _m3_value(text: str, depth: int = 0) -> str:
-    """A value as text: what has tags in it as JSON."""
-    pairs = _M3_PAIR.findall(text) if depth < _DEEPEST else []
-    return json.dumps(_m3_tree(text, depth), ensure_ascii=False) if pairs else text
-
-
-def _m3_tree(text: str, depth: int) -> Any:
-    pairs = _M3_PAIR.findall(text) if depth < _DEEPEST else []
-    if not pairs:
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-    if all(key == "item" for key, _ in pairs):
-        return [_m3_tree(inner, depth + 1) for _, inner in pairs]
-    return {key: _m3_tree(inner, depth + 1) for key, inner in pairs}
+    hands.spoken(calls_of_trees(whole, hands.parameters), opening + whole + closed)
 
 
 def functionary(hands: Hands) -> Wait:
@@ -140,7 +211,7 @@ def functionary(hands: Hands) -> Wait:
             mark = found
             continue
         if found and hands.known(name):
-            yield from _arguments(hands, name)
+            yield from hands.arguments(name, mark + "".join(head) + found, (_RECIPIENT,))
         elif not (found and name == "all"):
             hands.text(mark + "".join(head) + found)
         if hands.is_over() or not (yield from reader.until((_RECIPIENT,), hands.text)):
@@ -156,11 +227,12 @@ def command_r(hands: Hands) -> Wait:
     if fence := (yield from reader.starts((f"{_FENCE}json", f"{_FENCE}\n"))):
         reader.take(len(fence))
         yield from reader.space()
-    if (yield from reader.peek()) != "[":
-        hands.text("Action:" + reader.recorded())
+    is_list = (yield from reader.peek()) == "["
+    opening = "Action:" + reader.recorded()
+    if not is_list:
+        hands.text(opening)
         return
-    reader.recorded()
-    yield from hands.listed()
+    yield from hands.listed(opening)
     if not hands.is_over():
         yield from reader.space()
         if (yield from reader.starts((_FENCE,))):
@@ -185,43 +257,41 @@ def gigachat(hands: Hands) -> Wait:
 
 
 def function_tag(hands: Hands) -> Wait:
-    """A name within a tag, and JSON."""
+    """A name within a tag, and JSON. Prose has such tags too, so only tools that were offered are called."""
     reader = hands.reader
     head: list[str] = []
+    opening, end = "<function=", "</function>"
     found = yield from reader.until((">", "\n"), head.append)
-    if found != ">" or not _NAME.fullmatch("".join(head)):
-        hands.text("<function=" + "".join(head) + found)
-        return
-    yield from _arguments(hands, "".join(head))
-    if not hands.is_over():
-        yield from reader.until(("</function>",), lambda _space: None)
+    name = "".join(head)
+    if found != ">" or not hands.known(name):
+        hands.text(opening + name + found)
+    elif (yield from hands.arguments(name, opening + name + found, (end,))):
+        yield from hands.rest(end, (opening,))
 
 
 def invocations(hands: Hands, opening: str, closing: str) -> Wait:
     """`<invoke name="name">tags of parameters</invoke>`, up to `closing`."""
-    reader = hands.reader
     body: list[str] = []
-    closed = yield from reader.until((closing,), body.append)
+    closed = yield from hands.reader.until((closing,), body.append)
     whole = "".join(body)
-    found = re.findall(r'<invoke name="([^"]+)">(.*?)</invoke>', whole, re.DOTALL)
-    if not found:
-        hands.text(opening + whole + closed)
-    for name, inner in found:
-        hands.whole(name, hands.arguments_of(name, inner))
+    hands.spoken(calls_of_invocations(whole, hands.parameters), opening + whole + closed)
 
 
 def named_function(hands: Hands, opening: str) -> Wait:
-    """`<function name="name">tags of parameters</function>`."""
+    """`<function name="name">tags of parameters</function>`. Prose may have such tags too, see `function_tag`."""
     reader = hands.reader
     head: list[str] = []
     body: list[str] = []
-    found = yield from reader.until(('">',), head.append)
-    closed = yield from reader.until(("</function>",), body.append)
+    found = yield from reader.until(('">', "\n"), head.append)
     name = "".join(head)
-    if closed and _NAME.fullmatch(name):
-        hands.whole(name, hands.arguments_of(name, "".join(body)))
-    else:
-        hands.text(opening + name + found + "".join(body) + closed)
+    if found != '">' or not hands.known(name):
+        hands.text(opening + name + found)
+        return
+    closed = yield from reader.until(("</function>",), body.append)
+    inner = "".join(body)
+    arguments, stray = arguments_of_tags(inner, hands.parameters(name))
+    good = closed and arguments is not None
+    hands.spoken([(name, arguments or {}), stray] if good else [], opening + name + found + inner + closed)
 
 
 def apertus(hands: Hands, opening: str, closing: str) -> Wait:
@@ -229,7 +299,7 @@ def apertus(hands: Hands, opening: str, closing: str) -> Wait:
     body: list[str] = []
     closed = yield from hands.reader.until((closing,), body.append)
     try:
-        listed = json.loads("".join(body))
+        listed = json_value("".join(body))
         calls = [(str(name), value) for one in listed for name, value in one.items()]
         good = bool(calls) and all(isinstance(value, dict) for _, value in calls)
     except (ValueError, RecursionError, TypeError, AttributeError):

@@ -6,9 +6,9 @@ tokens; which family writes how is in `layout.py`.
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,27 +19,36 @@ from .other_forms import (
     Hands,
     apertus,
     command_r,
+    deepseek,
+    dsml,
     function_tag,
     functionary,
     gigachat,
     invocations,
     kimi,
     minimax_m3,
+    mistral,
     named_function,
     solar,
 )
-from .reader import Reader, Sink, Wait
-from .spoken_calls import (
-    arguments_of_braces,
-    arguments_of_dsml,
-    arguments_of_tags,
-    calls_of_python,
-    calls_of_tags,
-)
+from .reader import Answer, Reader, Sink, Wait
+from .spoken_calls import arguments_of_braces, calls_of_python
+from .tags import Part, calls_of_tags
+from .trimmed import Trimmed
+from .values import json_text, whole_text
 
-_NAME = re.compile(r"[\w.\-]{1,128}")
+_CALLABLE = re.compile(r"[^\s\x00-\x1f\x7f<>{}\"]{1,128}")
+"""A name that nobody offered and that may be a tool's all the same."""
+
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
+_HEADER = re.compile(
+    r"(<\|start\|> ?\w{0,9})? ?(to=\S{0,128})? ?(<\|channel\|> ?\w{0,40})? ?(to=\S{0,128})? ?(<\|constrain\|>)?"
+    r" ?(json)?"
+)
+"""What may stand before a message, whole or cut short; white space is one space."""
+_SLIPS = ("}", "]", " ", "\n", "\r", "\t")
+"""What models write too much of behind a call."""
 _FENCE = "```"
 
 
@@ -50,45 +59,6 @@ class Split:
     text: str = ""
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list)
-
-
-class _Trimmed:
-    """Text without white space at its ends: what may be its end is held back."""
-
-    def __init__(self, strip_start: bool) -> None:
-        self.text = ""  # not fetched yet
-        self._space = ""
-        self.at_start = strip_start
-        self.any = False  # something else than white space was written
-
-    def add(self, text: str) -> None:
-        text = self._space + text
-        kept = text.rstrip()
-        self._space = text[len(kept) :]
-        if kept:
-            self.text += kept.lstrip() if self.at_start else kept
-            self.at_start = False
-            self.any = True
-
-    def part(self) -> None:
-        """Something else begins here: white space before and after it goes."""
-        self._space = ""
-        self.at_start = True
-
-    def separate(self) -> None:
-        """Another stretch of it begins: in a line of its own."""
-        if self.any:
-            self._space = "\n\n"
-
-    def close(self, keep_space: bool) -> None:
-        """The end; with `keep_space` also what was held back."""
-        if keep_space and not self.at_start:
-            self.text += self._space
-        self._space = ""
-
-    def fetch(self) -> str:
-        text, self.text = self.text, ""
-        return text
 
 
 class ReplyParser:
@@ -115,8 +85,8 @@ class ReplyParser:
         self._layout, self._tools, self._opened = layout, tools, opened
         self._look_for_calls, self._parallel, self._new_id = calls, parallel, new_id
         self._reader = Reader()
-        self._text = _Trimmed(strip_start=False)
-        self._reasoning = _Trimmed(strip_start=True)
+        self._text = Trimmed(strip_start=False)
+        self._reasoning = Trimmed(strip_start=True)
         self._pieces: list[CallPiece] = []
         self._trim_end = False
         self.count = 0  # calls that have begun
@@ -128,7 +98,7 @@ class ReplyParser:
     def feed(self, text: str) -> Split:
         """Take what was written; return what is certain now."""
         if not self.ended:
-            self._reader.buffer += text
+            self._reader.add(text)
             self._advance()
         return self._fetch()
 
@@ -187,15 +157,15 @@ class ReplyParser:
         elif kind == "llama3":
             yield from self._marked(("<|python_tag|>",), self._python_tag)
         elif kind.startswith("mistral"):
-            yield from self._marked(("[TOOL_CALLS]",), self._mistral)
+            yield from self._marked(("[TOOL_CALLS]",), lambda: mistral(self._hands()))
         elif kind.startswith("deepseek"):
-            yield from self._marked((DEEPSEEK[0],), self._deepseek)
+            yield from self._marked((DEEPSEEK[0],), lambda: deepseek(self._hands()))
         elif kind in LISTS:
             yield from self._marked(self._layout.markers[:1], self._marked_list)
         elif kind in ("lfm", "olmo"):
             yield from self._marked(self._layout.markers[:1], self._python_list)
         elif kind in DSML:
-            yield from self._marked(tuple(f"<｜DSML｜{tag}>" for tag in DSML.values()), self._dsml)
+            yield from self._dsml()
         elif kind in GEMMA_QUOTES:
             yield from self._braces(*self._layout.markers[:4])
         elif kind == "gemma":
@@ -228,13 +198,14 @@ class ReplyParser:
         return Hands(
             reader=self._reader,
             text=self._text.add,
-            begin=self._begin,
-            end=self._end,
             whole=self._whole,
+            spoken=self._spoken,
+            arguments=self._arguments,
+            rest=self._rest,
             listed=self._list,
             single=lambda: self._object(self._may_call),
             known=lambda name: self._look_for_calls and name in self._tools,
-            arguments_of=lambda name, body: arguments_of_tags(body, self._parameters(name)),
+            parameters=self._parameters,
             is_over=lambda: self.ended,
         )
 
@@ -249,16 +220,17 @@ class ReplyParser:
 
     def _begin(self, name: str, ident: str = "") -> Sink:
         """A call begins; the sink takes its arguments. `ident` "": a new one. What may not be called becomes text."""
+        name, ident = whole_text(name), whole_text(ident)
         if not self._may_call(name):
             self._text.add(name)
-            return self._text.add
+            return lambda text: self._text.add(whole_text(text))
         index, self.count = self.count, self.count + 1
         self._text.part()
         self._pieces.append(CallPiece(index, "", ident or self._new_id(), name))
-        return lambda text: self._pieces.append(CallPiece(index, text))
+        return lambda text: self._pieces.append(CallPiece(index, whole_text(text)))
 
     def _may_call(self, name: str) -> bool:
-        return not self._only or name in self._tools
+        return name in self._tools or (not self._only and _CALLABLE.fullmatch(name) is not None)
 
     def _end(self) -> None:
         """A call is complete."""
@@ -267,8 +239,52 @@ class ReplyParser:
     def _whole(self, name: str, arguments: dict[str, Any]) -> None:
         """A call that had to be read to its end before it was understood."""
         if not self.ended:
-            self._begin(name)(json.dumps(arguments, ensure_ascii=False))
+            self._begin(name)(json_text(arguments))
             self._end()
+
+    def _spoken(self, parts: Sequence[Part], raw: str) -> None:
+        """Calls that had to be read to their end, and what stood between. `raw`: all of it, which is text where there
+        is no call."""
+        if not any(isinstance(part, tuple) for part in parts):
+            self._text.add(raw)
+            return
+        for part in parts:
+            if self.ended:
+                return
+            if isinstance(part, tuple):
+                self._whole(*part)
+            elif part.strip():
+                self._text.add(part)
+
+    def _arguments(self, name: str, raw: str, ends: tuple[str, ...] = (), ident: str = "") -> Answer:
+        """An object as JSON, up to its end, as the arguments of `name`; none if one of `ends` follows. False: it is no
+        call, and `raw`, as which it was written so far, is text."""
+        reader = self._reader
+        space = yield from reader.space()
+        if (yield from reader.peek()) == "{":
+            if (yield from reader.json_value(self._begin(name, ident))):
+                self._end()
+            return True
+        if ends and (yield from reader.starts(ends)):
+            self._begin(name, ident)("{}")
+            self._end()
+            return True
+        self._text.add(raw + space)
+        return False
+
+    def _rest(self, end: str, others: tuple[str, ...] = (), slips: tuple[str, ...] = ()) -> Wait:
+        """What stands behind a call, up to `end` or one of `others`, which is not taken: but for slips it is text."""
+        reader = self._reader
+        if self.ended:
+            return
+        yield from self._slips(slips)
+        found = yield from reader.until((end, *others), self._text.add)
+        if found in others:
+            reader.put_back(found)
+
+    def _slips(self, more: tuple[str, ...] = ()) -> Wait:
+        while slip := (yield from self._reader.starts((*_SLIPS, *more))):
+            self._reader.take(len(slip))
 
     def _hermes(self, opening: str, closing: str) -> Wait:
         reader = self._reader
@@ -277,22 +293,34 @@ class ReplyParser:
                 return
             reader.record()
             yield from reader.space()
-            first = yield from reader.peek()
-            body: list[str] = []
-            if first == "{":
-                if not (yield from self._object(self._may_call)):
+            if (yield from reader.peek()) == "{":
+                if (yield from self._object(self._may_call)):
+                    yield from self._behind(opening, closing)
+                else:
                     self._text.add(opening + reader.recorded())
-                    continue
-                reader.recorded()
-                yield from reader.until((closing,), body.append)
                 continue
+            body: list[str] = []
             space = reader.recorded()
             closed = yield from reader.until((closing,), body.append)
-            calls = calls_of_tags("".join(body), bool(closed), self._parameters)
-            for name, arguments in calls:
-                self._whole(name, arguments)
-            if not calls:
-                self._text.add(opening + space + "".join(body) + closed)
+            inner = "".join(body)
+            self._spoken(calls_of_tags(inner, bool(closed), self._parameters), opening + space + inner + closed)
+
+    def _behind(self, opening: str, closing: str) -> Wait:
+        """What stands behind a call in the same tags: perhaps others."""
+        reader = self._reader
+        reader.recorded()
+        while not self.ended:
+            yield from self._slips((",", ";"))
+            reader.record()
+            if (yield from reader.peek()) != "{":
+                reader.recorded()
+                break
+            found = yield from self._object(self._may_call)
+            raw = reader.recorded()
+            if not found:
+                self._text.add(raw)
+                break
+        yield from self._rest(closing, (opening,))
 
     def _bare_json(self) -> Wait:
         """A reply that begins with a call's JSON, perhaps in a fence, has nothing but calls."""
@@ -325,8 +353,8 @@ class ReplyParser:
                 break
         reader.recorded()
 
-    def _object(self, known: Callable[[str], bool]) -> Generator[None, None, bool]:
-        """A call as a JSON object. False: it is none, and nothing of it was sent."""
+    def _object(self, known: Callable[[str], bool]) -> Answer:
+        """A call as a JSON object. False: it is none, and nothing of it was sent. What is taken is remembered."""
         before = self.count
         try:
             yield from CallObject(self._reader, known, self._begin).read()
@@ -368,102 +396,61 @@ class ReplyParser:
         if not calls:
             self._text.add(opening + code + closing)
 
-    def _mistral(self) -> Wait:
+    def _list(self, opening: str) -> Wait:
+        """Calls in a list that begins here, behind `opening`."""
         reader = self._reader
-        yield from reader.space()
-        if (yield from reader.peek()) == "[":
-            yield from self._list()
-            return
-        name: list[str] = []
-        found = yield from reader.until(("[ARGS]", "[CALL_ID]", "{"), name.append)
-        if found == "[CALL_ID]":
-            yield from reader.until(("[ARGS]",), lambda _id: None)
-        elif found == "{":
-            reader.buffer = "{" + reader.buffer
-        if not found or not _NAME.fullmatch("".join(name).strip()):
-            self._text.add("[TOOL_CALLS]" + "".join(name) + ("" if found == "{" else found))
-            return
-        yield from self._arguments("".join(name).strip())
-
-    def _list(self) -> Wait:
-        """Calls in a list that begins here."""
-        reader = self._reader
+        before = self.count
+        reader.record()
         reader.take(1)
         while not self.ended:
             yield from reader.space()
-            if (yield from reader.peek()) == ",":
+            first = yield from reader.peek()
+            if first == ",":
                 reader.take(1)
                 continue
-            if (yield from reader.peek()) != "{" or not (yield from self._object(self._may_call)):
-                break
-        if not self.ended and (yield from reader.peek()) == "]":
-            reader.take(1)
+            if first != "{":
+                raw = reader.recorded()
+                if self.count == before:
+                    self._text.add(opening + raw)
+                elif first == "]":
+                    reader.take(1)
+                return
+            if not (yield from self._object(self._may_call)):
+                self._text.add((opening if self.count == before else "") + reader.recorded())
+                return
+            reader.recorded()
+            reader.record()
+        reader.recorded()
 
     def _marked_list(self) -> Wait:
         """What stands behind the mark: a list, or by a slip a call without one."""
         reader = self._reader
         opening, *closing = LISTS[self._layout.calls]
+        before = self.count
         reader.record()
         yield from reader.space()
         first = yield from reader.peek()
-        space = reader.recorded()
-        before = self.count
         if first == "[":
-            yield from self._list()
-        while first == "{" and not self.ended and (yield from self._object(self._may_call)):
-            yield from reader.space()
-            first = yield from reader.peek()
-        if self.count == before:
-            self._text.add(opening + space)
-        elif not self.ended and closing:
+            yield from self._list(opening + reader.recorded())
+        else:
+            while first == "{" and not self.ended and (yield from self._object(self._may_call)):
+                reader.recorded()
+                reader.record()
+                yield from reader.space()
+                first = yield from reader.peek()
+            raw = reader.recorded()
+            self._text.add(opening + raw if self.count == before else raw)
+        if self.count > before and not self.ended and closing:
             yield from reader.space()
             if (yield from reader.starts(closing)):
                 reader.take(len(closing[0]))
 
-    def _arguments(self, name: str) -> Wait:
-        """JSON, up to its end, as the arguments of `name`."""
-        sink = self._begin(name)
-        yield from self._reader.space()
-        if not (yield from self._reader.peek()) or not (yield from self._reader.json_value(sink)):
-            return
-        self._end()
-
-    def _deepseek(self) -> Wait:
-        reader = self._reader
-        _, begin, separator, end, end_of_all = DEEPSEEK
-        while not self.ended:
-            if (yield from reader.until((begin, end_of_all), lambda _space: None)) != begin:
-                return
-            head: list[str] = []
-            found = yield from reader.until((separator,), head.append)
-            name = "".join(head).strip()
-            if name == "function":
-                rest: list[str] = []
-                found = yield from reader.until(("\n",), rest.append)
-                name = "".join(rest).strip()
-                yield from reader.space()
-                if (yield from reader.starts((f"{_FENCE}json",))):
-                    reader.take(len(f"{_FENCE}json"))
-            if not found or not _NAME.fullmatch(name):
-                return
-            yield from self._arguments(name)
-            if not self.ended:
-                yield from reader.until((end,), lambda _fence: None)
-
     def _dsml(self) -> Wait:
-        reader = self._reader
-        ends = tuple(f"</｜DSML｜{tag}>" for tag in DSML.values())
         while not self.ended:
-            if (yield from reader.until(('<｜DSML｜invoke name="', *ends), lambda _space: None)).startswith("</"):
+            opening = yield from self._reader.until(tuple(f"<｜DSML｜{tag}>" for tag in DSML.values()), self._text.add)
+            if not opening:
                 return
-            head: list[str] = []
-            body: list[str] = []
-            yield from reader.until(('">',), head.append)
-            if not (yield from reader.until(("</｜DSML｜invoke>",), body.append)):
-                return  # cut short, or none at all
-            name = "".join(head)
-            if _NAME.fullmatch(name):
-                self._whole(name, arguments_of_dsml("".join(body), self._parameters(name)))
+            yield from dsml(self._hands(), opening)
 
     def _parameters(self, name: str) -> Any:
         return self._tools.get(name, {}).get("parameters")
@@ -488,15 +475,23 @@ class ReplyParser:
         if not (yield from reader.starts(("<|channel|>", "<|start|>", " to=", "to="))):
             return  # it does not keep to its form: all is text
         ends = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+        found = ""
         while not self.ended:
-            header: list[str] = []
-            if not (yield from reader.until(("<|message|>",), header.append)):
-                return
+            header = [found] if found == "<|start|>" else []
+            found = yield from reader.until(("<|message|>", *ends[:3]), header.append)
             head = "".join(header)
+            if found != "<|message|>":
+                if not _HEADER.fullmatch(" ".join(head.split())):
+                    self._text.add(head)
+                if not found:
+                    return
+                continue
             channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
-            sink: Sink
+            sink: Sink = self._text.add
             if recipient is not None and self._look_for_calls:
-                sink = self._begin(recipient[1].removeprefix("functions."))
+                name = recipient[1].removeprefix("functions.")
+                if (yield from self._arguments(name, "", ends)) and not self.ended:
+                    yield from self._slips()
             elif channel is not None and channel[1] == "analysis":
                 self._reasoning.separate()
                 sink = self._reasoning.add
@@ -506,18 +501,16 @@ class ReplyParser:
                 else:
                     self._text.part()
                 self._trim_end = True
-                sink = self._text.add
-            yield from reader.until(ends, sink)
-            if recipient is not None and self._look_for_calls:
-                self._end()
+            if not self.ended:
+                found = yield from reader.until(ends, sink)
 
 
 def _joined(pieces: list[CallPiece]) -> list[CallPiece]:
     """With consecutive pieces of a call as one."""
     joined: list[CallPiece] = []
-    for piece in pieces:
-        if joined and joined[-1].index == piece.index:
-            joined[-1].arguments += piece.arguments
-        else:
-            joined.append(piece)
+    for _, same in itertools.groupby(pieces, key=lambda piece: piece.index):
+        first, *more = same
+        joined.append(
+            CallPiece(first.index, first.arguments + "".join(p.arguments for p in more), first.id, first.name)
+        )
     return joined

@@ -1,36 +1,21 @@
-"""Tool calls that are not JSON: Python's syntax, tags with parameters, Gemma's braces. Each whole text at once.
-
-Texts in tags have no quotation marks, so only a function's schema says whether `7` is a number: `parameters`.
-"""
+"""Tool calls in Python's syntax and in Gemma's braces. Each whole text at once."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
-from collections.abc import Callable, Iterable
 from typing import Any
 
-Call = tuple[str, dict[str, Any]]
-Parameters = Callable[[str], Any]
-"""The JSON schema of a function's parameters, by its name; None where it is not known."""
+from .tags import Call, value_of
+from .values import json_text
 
 MAX_CODE = 1 << 16
 """Characters of calls in Python's syntax that are looked at."""
 
-_FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)(</function>|$)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
-_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(</arg_value>|$)", re.DOTALL)
-_NAME = re.compile(r"[\w.\-]{1,128}")
-_DSML = re.compile(
-    r'<｜DSML｜parameter name="([^"]+)"(?: string="(true|false)")?\s*>(.*?)</｜DSML｜parameter>', re.DOTALL
-)
-_NAMED = re.compile(
-    r'<(param|parameter) name="([^"]+)">(?:<!\[CDATA\[(.*?)\]\]>|\n?(.*?)\n?)</\1>',
-    re.DOTALL,
-)
-_BRACES = re.compile(r"\s*call:\s*([\w.\-]+)\s*(\{.*\})\s*$", re.DOTALL)
+_BRACES = re.compile(r"\s*call:\s*([\w.\-]{1,128})\s*(?=\{)")
 _BARE = re.compile(r"[^,{}\[\]:]+")
+_SPACE = re.compile(r"\s*")
+_DEEPEST = 64  # levels of braces
 
 
 def calls_of_python(code: str) -> list[Call]:
@@ -46,11 +31,12 @@ def calls_of_python(code: str) -> list[Call]:
             value = statement.value
             nodes += value.elts if isinstance(value, ast.List) else [value]
         return [_python_call(node) for node in nodes]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return []
 
 
 def _python_call(node: ast.expr) -> Call:
+    """Raises ValueError, TypeError, RecursionError."""
     if not isinstance(node, ast.Call):
         raise ValueError("no call")
     target = node.func
@@ -63,85 +49,8 @@ def _python_call(node: ast.expr) -> Call:
     if not isinstance(target, ast.Name):
         raise ValueError("no name")
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-    json.dumps(arguments)  # sets and bytes have no form there
+    json_text(arguments)  # sets, bytes and infinite numbers have no form there
     return target.id, arguments
-
-
-def calls_of_tags(body: str, whole: bool, parameters: Parameters) -> list[Call]:
-    """`<function=name><parameter=key>value</parameter></function>`, as Qwen's coders write, or GLM's
-    `name<arg_key>key</arg_key><arg_value>value</arg_value>`.
-
-    `whole`: the text was not cut short, so that a closing tag may be missing.
-    """
-    name = body.partition("<arg_key>")[0].strip()
-    if whole and "<arg_key>" in body and _NAME.fullmatch(name):
-        pairs = [(key.strip(), text.strip("\n")) for key, text, _ in _PAIR.findall(body)]
-        return [(name, _arguments(pairs, parameters(name)))]
-    return [
-        (found[1], _arguments(_PARAMETER.findall(found[2]), parameters(found[1])))
-        for found in _FUNCTION.finditer(body)
-        if whole or found[3]
-    ]
-
-
-def arguments_of_dsml(body: str, schema: Any) -> dict[str, Any]:
-    """`<｜DSML｜parameter name="key" string="true">text</｜DSML｜parameter>`, one after the other. `schema`: of all."""
-    found: dict[str, Any] = {}
-    for key, is_text, text in _DSML.findall(body):
-        found |= {key: text} if is_text == "true" else _arguments([(key, text)], None if is_text else schema)
-    return found
-
-
-def arguments_of_tags(body: str, schema: Any) -> dict[str, Any]:
-    """`<parameter name="key">text</parameter>` or `<param name="key"><![CDATA[text]]></param>`, one after the other."""
-    return _arguments([(key, plain or text) for _, key, plain, text in _NAMED.findall(body)], schema)
-
-
-def _arguments(pairs: Iterable[tuple[str, str]], schema: Any) -> dict[str, Any]:
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    known = properties if isinstance(properties, dict) else {}
-    return {key: _typed_value(text, _kinds(known.get(key))) for key, text in pairs}
-
-
-def _kinds(schema: Any) -> frozenset[str] | None:
-    """The types that a value may have; None where a schema does not say."""
-    if not isinstance(schema, dict):
-        return None
-    kind = schema.get("type")
-    if isinstance(kind, str | list) and kind:
-        return frozenset([kind] if isinstance(kind, str) else map(str, kind))
-    if isinstance(schema.get("enum"), list):
-        return frozenset(_kind_of(value) for value in schema["enum"])
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(schema.get(keyword), list):
-            each = [_kinds(one) for one in schema[keyword]]
-            return None if None in each else frozenset().union(*(one for one in each if one is not None))
-    return None
-
-
-def _kind_of(value: Any) -> str:
-    for kind, types in (("boolean", bool), ("null", type(None)), ("string", str), ("object", dict), ("array", list)):
-        if isinstance(value, types):
-            return kind
-    return "integer" if isinstance(value, int) else "number"
-
-
-def _typed_value(text: str, kinds: frozenset[str] | None) -> Any:
-    """What a text stands for: itself, where a text may stand and nothing else that it could be."""
-    value = _value(text)
-    if kinds is None or "string" not in kinds:
-        return value
-    kind = _kind_of(value)
-    fits = kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds))
-    return value if fits else text
-
-
-def _value(text: str) -> Any:
-    """What is no JSON is text; a text needs no quotation marks here."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def arguments_of_braces(body: str, quote: str) -> Call | None:
@@ -150,48 +59,72 @@ def arguments_of_braces(body: str, quote: str) -> Call | None:
     if found is None:
         return None
     try:
-        value, rest = _braces_value(found[2], quote, 0)
+        value, end = _Braces(body, quote).value(found.end(), 0)
     except (ValueError, RecursionError):
         return None
-    return (found[1], value) if isinstance(value, dict) and not rest.strip() else None
+    return (found[1], value) if isinstance(value, dict) and not body[end:].strip() else None
 
 
-def _braces_value(text: str, quote: str, depth: int) -> tuple[Any, str]:
-    """The value that begins `text`, and what follows it. Raises ValueError."""
-    if depth > 64:
-        raise ValueError("nested too deeply")
-    text = text.lstrip()
-    if text.startswith(quote):
-        value, closed, rest = text[len(quote) :].partition(quote)
-        if not closed:
-            raise ValueError("a text without an end")
-        return value, rest
-    if text.startswith("{"):
+class _Braces:
+    """A text with values in braces. Methods take where something begins, and return also where it ends."""
+
+    def __init__(self, text: str, quote: str) -> None:
+        self._text, self._quote = text, quote
+
+    def value(self, at: int, depth: int) -> tuple[Any, int]:
+        """Raises ValueError."""
+        if depth > _DEEPEST:
+            raise ValueError("nested too deeply")
+        text, at = self._text, self._space(at)
+        if text.startswith(self._quote, at):
+            begin = at + len(self._quote)
+            end = self._find(self._quote, begin)
+            return text[begin:end], end + len(self._quote)
+        if text.startswith("{", at):
+            return self._members(at + 1, depth)
+        if text.startswith("[", at):
+            return self._items(at + 1, depth)
+        found = _BARE.match(text, at)
+        if found is None:
+            raise ValueError("no value")
+        return value_of(found[0].strip()), found.end()
+
+    def _members(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
+        text = self._text
         members: dict[str, Any] = {}
-        text = text[1:].lstrip()
-        while not text.startswith("}"):
-            if text.startswith(quote):
-                key, text = _braces_value(text, quote, depth)
-                text = text.lstrip()
-                if not text.startswith(":"):
+        at = self._space(at)
+        while not text.startswith("}", at):
+            if text.startswith(self._quote, at):
+                key, at = self.value(at, depth)
+                at = self._space(at)
+                if not text.startswith(":", at):
                     raise ValueError("a key without a value")
-                text = text[1:]
             else:
-                key, colon, text = text.partition(":")
-                if not colon:
-                    raise ValueError("a key without a value")
-            members[key.strip().strip('"')], text = _braces_value(text, quote, depth + 1)
-            text = text.lstrip().removeprefix(",").lstrip()
-        return members, text[1:]
-    if text.startswith("["):
+                begin, at = at, self._find(":", at)
+                key = text[begin:at]
+            members[key.strip().strip('"')], at = self.value(at + 1, depth + 1)
+            at = self._separator(at)
+        return members, at + 1
+
+    def _items(self, at: int, depth: int) -> tuple[list[Any], int]:
         items: list[Any] = []
-        text = text[1:].lstrip()
-        while not text.startswith("]"):
-            item, text = _braces_value(text, quote, depth + 1)
+        at = self._space(at)
+        while not self._text.startswith("]", at):
+            item, at = self.value(at, depth + 1)
             items.append(item)
-            text = text.lstrip().removeprefix(",").lstrip()
-        return items, text[1:]
-    found = _BARE.match(text)
-    if found is None:
-        raise ValueError("no value")
-    return _value(found[0].strip()), text[found.end() :]
+            at = self._separator(at)
+        return items, at + 1
+
+    def _separator(self, at: int) -> int:
+        at = self._space(at)
+        return self._space(at + 1) if self._text.startswith(",", at) else at
+
+    def _space(self, at: int) -> int:
+        found = _SPACE.match(self._text, at)
+        return at if found is None else found.end()
+
+    def _find(self, mark: str, at: int) -> int:
+        found = self._text.find(mark, at)
+        if found < 0:
+            raise ValueError(f"no {mark}")
+        return found

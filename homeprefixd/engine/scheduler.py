@@ -537,6 +537,15 @@ class Engine:
                 self._set_aside(sequence)
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
+        """Its reply ends. Whatever goes wrong here, its client is told of an end, once."""
+        try:
+            self._end_well(sequence, reason)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            self._fail(sequence, error)
+
+    def _end_well(self, sequence: Sequence, reason: str) -> None:
         now = time.perf_counter()
         self._save(sequence, tail=True)  # before the reply's end: the next turn may come at once
         worded = sequence.request.worded
@@ -550,16 +559,26 @@ class Engine:
         stored = sequence.saved if self._saver is not None and request.cache else 0
         for frame in last_frames(sequence, reason, now, stored):
             self._emit(frame)
+        sequence.told = True
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """End one request with an error; nothing of it is saved."""
-        if sequence.phase is Phase.ENDED:
+        """End one request with an error, if its client was not told of an end; nothing of it is saved."""
+        if sequence.told:
             return
+        sequence.told = True
         self.counters["errors"] += 1
         if not isinstance(error, HomeprefixdError | DecodeError):
             logger.exception("request %s failed", sequence.request.rid, exc_info=error)
-        self._end(sequence)
-        self._emit(failure_of(sequence.request.rid, error))
+        if sequence.phase is not Phase.ENDED:
+            self._end(sequence)
+        rid = sequence.request.rid
+        try:
+            self._emit(failure_of(rid, error))
+        except ConnectionError:
+            raise
+        except Exception as problem:  # what it says cannot be sent
+            logger.exception("request %s: its error cannot be told", rid)
+            self._emit(failure_of(rid, problem))
 
     def _end(self, sequence: Sequence) -> None:
         if sequence in self._queue.waiting:

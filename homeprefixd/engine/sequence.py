@@ -79,6 +79,7 @@ class Sequence:
     text: TextStream
     lookup: Lookup | None = None
     phase: Phase = Phase.WAITING
+    told: bool = False  # its client knows of its end
     seq_id: int = -1
     n_past: int = 0  # in the context
     generated: int = 0

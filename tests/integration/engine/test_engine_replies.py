@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 
+from homeprefixd.engine import scheduler
 from homeprefixd.errors import RequestError
 from homeprefixd.frames.worker import Constraint, Delta, Failure, Finished, Message, Sampling
 from tests.integration.engine.form_cases import AMBIGUOUS, FUNCTIONS, HOSTILE, obj
@@ -189,5 +191,65 @@ def test_calls_that_the_model_writes_by_itself(demo_model: Path) -> None:
             assert "".join(piece.arguments for piece in pieces) == '{"id": 7}'
         _, free = running.ask(ASK, 60, tools=TOOLS, tool_choice="none", constraint=grammar, stream=False)
         assert (free.reason, free.text, free.calls) == ("stop", written, [])
+    finally:
+        running.close()
+
+
+def ends_of(served: Running, rid: str) -> list[Any]:
+    return served.of(rid, (Finished, Failure))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("part", ["frames", "sending", "telling", "remembering", "shares"])
+def test_whatever_fails_at_its_end_the_client_is_told_once(
+    served: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str, stream: bool
+) -> None:
+    engine, emit = served.engine, served.engine._emit
+    refused: list[type] = []
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("broken on purpose")
+
+    def choosy(frame: Any) -> None:
+        kinds = (Finished, Failure) if part == "telling" else (Finished,)
+        if isinstance(frame, kinds) and type(frame) not in refused:
+            refused.append(type(frame))
+            "\ud800".encode()
+        emit(frame)
+
+    if part == "frames":
+        monkeypatch.setattr(scheduler, "last_frames", broken)
+    elif part == "remembering":
+        assert engine._replay is not None
+        monkeypatch.setattr(engine._replay, "remember", broken)
+    elif part == "shares":
+        monkeypatch.setattr(engine._shares, "served", broken)
+    else:
+        monkeypatch.setattr(engine, "_emit", choosy)
+    rid = served.start(ASK, 3, stream=stream)
+    end = served.wait(lambda: ends_of(served, rid), 20)[0]
+    assert isinstance(end, Failure)
+    assert end.code == "engine_error"
+    assert f"request {rid} failed" in caplog.text
+    monkeypatch.undo()
+    assert served.ask(ASK, 3)[1].reason == "length"  # others are served, and nothing came after it
+    assert ends_of(served, rid) == [end]
+
+
+SPOKEN = "{# <|tool_call_start|> #}{% for message in messages %}{{ message.content }}\n{% endfor %}"
+
+
+def test_a_call_with_half_a_character_ends(demo_model: Path) -> None:
+    running = Running(load_frame(demo_model, chat_template=SPOKEN, reuse="off"), MemoryStore())
+    try:
+        written = json.dumps('<|tool_call_start|>[get_weather(a="\\ud800", b="\\ud83d\\ude00", c=1)]<|tool_call_end|>')
+        constraint = Constraint("grammar", f"root ::= {written}")
+        for stream in (True, False):
+            rid = running.start(ASK, 120, tools=TOOLS, constraint=constraint, stream=stream)
+            end = running.finish(rid, 30)
+            pieces = [piece for delta in running.of(rid, Delta) for piece in delta.calls] + end.calls
+            assert json.loads("".join(piece.arguments for piece in pieces)) == {"a": "�", "b": "😀", "c": 1}
+            for frame in running.of(rid):
+                msgspec.msgpack.encode(frame)
     finally:
         running.close()

@@ -295,6 +295,18 @@ async def test_a_schema_for_the_reply(client: TestClient, backend: ScriptedBacke
 # ---------------------------------------------------------------------------------------------------- counting
 
 
+async def test_a_call_that_was_cut_short_is_text(client: TestClient, backend: ScriptedBackend) -> None:
+    cut = Delta("", "", 1, calls=[CallPiece(0, '{"on":', "toolu_1", "light")])
+    backend.script = [Accepted("", 100), cut, Finished("", "tool_calls", "", None, TIMINGS)]
+    whole = await (await client.post("/v1/messages", json=body())).json()
+    assert whole["content"] == [text('light{"on":')]
+    assert whole["stop_reason"] == "end_turn"
+    backend.script.insert(2, Delta("", "", 2, calls=[CallPiece(1, "{}", "toolu_2", "light")]))
+    whole = await (await client.post("/v1/messages", json=body())).json()
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+    assert whole["stop_reason"] == "tool_use"
+
+
 async def test_count_tokens_counts_the_rendered_prompt(client: TestClient, backend: ScriptedBackend) -> None:
     answers = {ApplyTemplate: Converted("", "the prompt"), Tokenize: Converted("", tokens=[1, 2, 3])}
 

@@ -279,15 +279,20 @@ async def test_one_whole_call_in_a_line_with_arguments_as_an_object(
     assert backend.asked.tools == [TOOL]
 
 
-async def test_a_call_that_was_cut_short_is_left_out(client: TestClient, backend: ScriptedBackend) -> None:
+async def test_a_call_that_was_cut_short_is_text(client: TestClient, backend: ScriptedBackend) -> None:
     backend.script = [
         Accepted("", 100),
         Delta("", "", 1, calls=[CallPiece(0, '{"on":', "c1", "light")]),
         Finished("", "length", "", None, TIMINGS),
     ]
-    [line] = await lines(client, "/api/chat", body(tools=[TOOL]))
-    assert "tool_calls" not in line["message"]
-    assert line["done_reason"] == "length"
+    call, last = await lines(client, "/api/chat", body(tools=[TOOL]))
+    assert call["message"] == {"role": "assistant", "content": 'light{"on":'}
+    assert "tool_calls" not in last["message"]
+    assert last["done_reason"] == "length"
+    backend.script.insert(1, Delta("", "I look.", 1, calls=[CallPiece(1, "{}", "c2", "light")]))
+    whole = await (await client.post("/api/chat", json=body(tools=[TOOL], stream=False))).json()
+    assert whole["message"]["content"] == 'I look.\nlight{"on":'
+    assert [one["id"] for one in whole["message"]["tool_calls"]] == ["c2"]
 
 
 async def test_results_find_their_calls(client: TestClient, backend: ScriptedBackend) -> None:

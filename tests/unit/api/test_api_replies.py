@@ -338,6 +338,37 @@ async def test_echo_with_logprobs(client: TestClient, backend: ScriptedBackend) 
     assert backend.asked.most_prompt_logprobs == 200_000
 
 
+@pytest.mark.parametrize(
+    ("prompt", "generated"),
+    [
+        ([b"<s>", b"\xf0\x9f", b"\x98\x80", b" a"], [b"b"]),
+        ([b"\x98\x80", b" a", b"\xff", b"b\xc3", b"\xa4"], [b"\x98", b"c", b"\xc3", b"\xa4", b"d"]),
+        ([b"a", b"\xf0\x9f"], [b"\x98\x80", b"x", b"\xe2\x82", b"y", b"\xc0", b"\x80", b"z"]),
+    ],
+)
+async def test_offsets_where_bytes_are_no_characters(
+    client: TestClient, backend: ScriptedBackend, prompt: list[bytes], generated: list[bytes]
+) -> None:
+    backend.whole = True
+    text = b"".join(prompt).decode(errors="replace")
+    said = b"".join(generated).decode(errors="replace")
+    backend.converted = Converted("", text=text)
+    told = [logprob(piece, math.nan if not at else -1.0) for at, piece in enumerate(prompt)]
+    written = [logprob(piece, -1.0) for piece in generated]
+    backend.script = [
+        Accepted("", len(prompt)),
+        Finished("", "length", said, None, TIMINGS, logprobs=written, prompt_logprobs=told),
+    ]
+    asked = {"prompt": list(range(len(prompt))), "echo": True, "logprobs": 0, "max_tokens": 9}
+    choice = (await whole(client, COMPLETIONS, asked))["choices"][0]
+    assert choice["text"] == text + said
+    shown = choice["logprobs"]
+    for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
+        assert offset <= len(choice["text"])
+        if "\ufffd" not in token:
+            assert choice["text"].startswith(token, offset), (token, offset)
+
+
 async def test_one_choice_computes_what_all_of_them_tell(client: TestClient, backend: ScriptedBackend) -> None:
     backend.whole = True
     original = backend.generate

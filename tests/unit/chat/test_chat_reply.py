@@ -374,7 +374,7 @@ RECORDED: list[tuple[str, Layout, str, dict[str, Any], tuple[str, str, list[tupl
         Layout("granite"),
         '<|tool_call|> {"name": "turn_on", "arguments": {"id": 1}}<|tool_call|> [1] <|tool_call|>x',
         {},
-        ("<|tool_call|> 1] <|tool_call|>x", "", [("turn_on", {"id": 1})]),
+        ("<|tool_call|> [1] <|tool_call|>x", "", [("turn_on", {"id": 1})]),
     ),
     (
         # the template of Nemotron Nano 2
