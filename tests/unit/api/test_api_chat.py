@@ -211,12 +211,6 @@ class TestKeepAlive:
             {},
         ]
 
-    async def test_no_comment_while_text_flows(self, client: TestClient, backend: ScriptedBackend) -> None:
-        steps = [step for i in range(12) for step in (pause(0.015), Delta("", "x", i))]
-        backend.script = [Accepted("", 100), *steps, Finished("", "stop", "", None, TIMINGS)]
-        text = await (await client.post(CHAT, json={**HELLO, "stream": True})).text()
-        assert ": " not in [block[:2] for block in text.split("\n\n")]
-
     async def test_headers_come_before_the_first_text(self, client: TestClient, backend: ScriptedBackend) -> None:
         go = asyncio.Event()
         end = Finished("", "stop", "", None, TIMINGS)
@@ -229,6 +223,18 @@ class TestKeepAlive:
             assert reply.status == 200
             go.set()
             assert events(await reply.text())[0]["choices"][0]["text"] == "x"
+
+
+class TestFlowing:
+    @pytest.fixture
+    def config(self) -> ServerConfig:
+        return ServerConfig(keep_alive=0.5)
+
+    async def test_no_comment_while_text_flows(self, client: TestClient, backend: ScriptedBackend) -> None:
+        steps = [step for i in range(15) for step in (pause(0.05), Delta("", "x", i))]
+        backend.script = [Accepted("", 100), *steps, Finished("", "stop", "", None, TIMINGS)]
+        text = await (await client.post(CHAT, json={**HELLO, "stream": True})).text()
+        assert ": " not in [block[:2] for block in text.split("\n\n")]
 
 
 # ---------------------------------------------------------------------------------------------------- leaving
