@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import json
 import logging
 import os
@@ -392,6 +393,7 @@ class Daemon:
         logger.info("listening at %s, %s, cache in %s", self._addresses, asked, directory)
         self._show()
         await pool.first_loads()
+        gc.freeze()  # what is there now stays: no collection walks it
         await asyncio.Event().wait()
 
     async def _listen(self, app: web.Application) -> None:

@@ -10,6 +10,7 @@ and for a while the model's hash. Only this file builds things. Exit codes: 0 to
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import socket
@@ -155,6 +156,7 @@ class Worker:
         self.emit(Ready(model=self.info))
         done = threading.Event()
         threading.Thread(target=self._beat, args=(done,), name="heartbeat", daemon=True).start()
+        gc.freeze()  # what is there now stays: no collection walks it, which would hold all streams up
         try:
             self.engine.run()
         finally:

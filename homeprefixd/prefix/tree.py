@@ -20,8 +20,11 @@ from .blocks import BLOCK_TOKENS, EDGE, KEY_BYTES, BlockKey, TokensBE, common_to
 BLOCK_BYTES = BLOCK_TOKENS * 4
 
 
-class Record(msgspec.Struct, array_like=True):
-    """What is known of a node, apart from its place. Stored as msgpack; a field may be added at the end."""
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """What is known of a node, apart from its place. Stored as msgpack; a field may be added at the end.
+
+    There may be 100,000, and none holds another: Python's garbage collector need not walk them.
+    """
 
     key: BlockKey
     namespace: bytes
