@@ -29,7 +29,11 @@ _LONGEST_WORD = 512
 class Reader:
     """A text that grows at its end and is taken from its beginning."""
 
-    def __init__(self) -> None:
+    def __init__(self, drops_half_markers: Callable[[], bool] = lambda: False) -> None:
+        """`drops_half_markers`: whether a beginning of a marker that is waited for, with which the text ends, is what
+        `max_tokens` has left of it, and no text.
+        """
+        self.drops_half_markers = drops_half_markers
         self._text = ""  # what was written, of which the first `_at` characters are taken
         self._at = 0
         self._places: dict[str, int] = {}  # of markers, where they were seen last; the text's length: nowhere
@@ -113,10 +117,11 @@ class Reader:
                     sink(self.take(at - self._at))
                 self.take(len(marker))
                 return marker
-            keep = 0 if self.final else self._beginning_of(markers)
+            keep = self._beginning_of(markers) if not self.final or self.drops_half_markers() else 0
             if self._left > keep:
                 sink(self.take(self._left - keep))
             if self.final:
+                self.take(self._left)
                 return ""
             yield
 

@@ -84,7 +84,7 @@ class ReplyParser:
         self._only = only
         self._layout, self._tools, self._opened = layout, tools, opened
         self._look_for_calls, self._parallel, self._new_id = calls, parallel, new_id
-        self._reader = Reader()
+        self._reader = Reader(lambda: self.count > 0)
         self._text = Trimmed(strip_start=False)
         self._reasoning = Trimmed(strip_start=True)
         self._pieces: list[CallPiece] = []

@@ -724,3 +724,24 @@ def test_no_reply_depends_on_its_cuts(layout: Any, bits: list[str], parallel: bo
 )
 def test_layouts_are_told_from_templates(template: str, layout: Layout) -> None:
     assert detect_layout(template) == layout
+
+
+_READ_WHOLE = (
+    "tags with parameters", "the schema says", "fences", "a list between marks", "actions", "a list in tags",
+    "invocations", "objects in tags", "tags in tags",
+)  # fmt: skip
+"""Forms of which a call is understood at its end only: what is left of the mark behind it stays text."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "reply", "changes"),
+    [c[1:4] for c in RECORDED if c[4][2] and not any(form in c[0] for form in _READ_WHOLE)],
+)
+def test_of_an_end_that_is_cut_nothing_is_text(layout: Layout, reply: str, changes: dict[str, Any]) -> None:
+    """As where `max_tokens` ends a reply within the mark behind its last call."""
+    whole = read(layout, reply, **changes)
+    last = max(reply.rfind(char) for char in '}])"')
+    for at in range(last + 1, len(reply)):
+        part = read(layout, reply[:at], **changes)
+        if part.calls == whole.calls:  # else it cannot be known yet what was called
+            assert whole.text.strip().startswith(part.text.strip()), reply[:at]
