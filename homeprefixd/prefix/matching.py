@@ -80,14 +80,17 @@ class Matching:
 
         Also `Lease.claim`. A part of what others leave free stays free, so that each goes on, if slowly.
         """
-        missing = total = 0
+        missing = total = idle = 0
         for node, _use in found.steps:
-            total += pages(node.record.size)
-            missing += node.record.key not in self._cache.hot.by_key
-        if not missing:
-            return 0, 0
+            size = pages(node.record.size)
+            total += size
+            hot = self._cache.hot.by_key.get(node.record.key)
+            missing += hot is None
+            idle += size if hot is not None and not hot.leases else 0
         claimed = self._claimed()
         free = max(0, self._cache.arena.allowance - claimed)
+        if not missing and idle <= free:  # else those that came before could not get what they claim
+            return 0, 0
         least = _LEAST_WINDOW * max(pages(node.record.size) for node, _use in found.steps)
         if total <= free * _WHOLE and (free - total >= least or not claimed):
             return 0, total
