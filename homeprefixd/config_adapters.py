@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from typing import Any
+
+from .config_tables import TablesError, tables_of
 
 _FORM = '[{ id = "french", path = "french.gguf" }]'
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -21,47 +22,34 @@ MAX_SCALE = 100.0
 MAX_ADAPTERS = 64
 
 
-class AdaptersError(Exception):
-    """What is wrong, as a sentence without its subject."""
-
-
 def parse_adapters(value: Any) -> list[dict[str, Any]]:
-    """Tables in the order given, each with an `id` of its own. Raises AdaptersError."""
-    if isinstance(value, str):
-        try:
-            value = tomllib.loads(f"x = {value}")["x"]
-        except tomllib.TOMLDecodeError as error:
-            raise AdaptersError(f"{value[:100]!r} is not TOML ({error}); allowed: a list such as {_FORM}") from error
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise AdaptersError(f"it is a list of tables, such as {_FORM}")
-    if len(value) > MAX_ADAPTERS:
-        raise AdaptersError(f"it has {len(value)} adapters, at most {MAX_ADAPTERS} are allowed")
-    found = [_adapter(one) for one in value]
+    """Tables in the order given, each with an `id` of its own. Raises TablesError."""
+    found = [_adapter(one) for one in tables_of(value, _FORM, MAX_ADAPTERS, "adapters")]
     for name in ("id", "alias"):
         names = [one[name] for one in found if one.get(name)]
         for one in names:
             if names.count(one) > 1:
-                raise AdaptersError(f"two adapters have the {name} {one!r}")
+                raise TablesError(f"two adapters have the {name} {one!r}")
     return found
 
 
 def _adapter(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in _KINDS:
-            raise AdaptersError(f"an adapter has no {name}; it has {', '.join(_KINDS)}")
+            raise TablesError(f"an adapter has no {name}; it has {', '.join(_KINDS)}")
         if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and name != "default"):
-            raise AdaptersError(f"{name} of an adapter cannot be {value!r}")
+            raise TablesError(f"{name} of an adapter cannot be {value!r}")
     for name in ("id", "path"):
         if given.get(name, "") == "":
-            raise AdaptersError(f"an adapter needs {name}, as in {_FORM}")
+            raise TablesError(f"an adapter needs {name}, as in {_FORM}")
     one = {**given, "id": str(given["id"])}
     if len(one["id"]) > _MAX_ID or any(char.isspace() or not char.isprintable() for char in one["id"]):
-        raise AdaptersError(f"id {one['id'][:100]!r}: allowed are up to {_MAX_ID} characters without spaces")
+        raise TablesError(f"id {one['id'][:100]!r}: allowed are up to {_MAX_ID} characters without spaces")
     if not one.get("alias", "").isprintable():
-        raise AdaptersError(f"alias {one['alias'][:100]!r} of {one['id']}: control characters are not allowed")
+        raise TablesError(f"alias {one['alias'][:100]!r} of {one['id']}: control characters are not allowed")
     if "\0" in one["path"]:
-        raise AdaptersError("a path cannot have NUL in it")
+        raise TablesError("a path cannot have NUL in it")
     scale = float(one.get("scale", 1.0))
     if not math.isfinite(scale) or abs(scale) > MAX_SCALE:
-        raise AdaptersError(f"scale of {one['id']} cannot be {scale:g}; allowed: {-MAX_SCALE:g} to {MAX_SCALE:g}")
+        raise TablesError(f"scale of {one['id']} cannot be {scale:g}; allowed: {-MAX_SCALE:g} to {MAX_SCALE:g}")
     return {**one, "scale": scale}

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .config import GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, PINNED
-from .config_adapters import AdaptersError, parse_adapters
+from .config_adapters import parse_adapters
 from .config_keys import Key, Origin, near, refuse
-from .config_vectors import VectorsError, parse_vectors
+from .config_tables import TablesError
+from .config_vectors import parse_vectors
 from .errors import ConfigError
 from .expressions import is_expression
 
@@ -50,15 +51,10 @@ def parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> An
             return _truth(key, value, origin)
         case "size":
             return _size(key, value, origin, percent)
-        case "adapters":
+        case "adapters" | "control_vectors":
             try:
-                return parse_adapters(value)
-            except AdaptersError as error:
-                raise ConfigError(f"{origin}: {key.path}: {error}", param=key.path) from error
-        case "control_vectors":
-            try:
-                return parse_vectors(value)
-            except VectorsError as error:
+                return parse_adapters(value) if key.kind == "adapters" else parse_vectors(value)
+            except TablesError as error:
                 raise ConfigError(f"{origin}: {key.path}: {error}", param=key.path) from error
 
 

@@ -7,13 +7,13 @@ the day begins anew.
 from __future__ import annotations
 
 import logging
-import os
-import stat
 import threading
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+
+from ..kept_files import read_kept, write_kept
 
 FIGURES_FILE = "figures.json"
 """In the cache directory."""
@@ -78,7 +78,7 @@ class FiguresFile:
     def read(self) -> Figures:
         """What was kept; empty figures where there is none that can be used, which is logged."""
         try:
-            data = self._read()
+            data = read_kept(self._path, _MOST)
         except FileNotFoundError:
             return Figures()
         except OSError as error:
@@ -91,13 +91,6 @@ class FiguresFile:
             return Figures()
         found.rates = dict(list(found.rates.items())[-MOST_MODELS:])
         return found
-
-    def _read(self) -> bytes:
-        """Raises OSError. What is no file, or too large to be ours, is read as empty."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
-            return file.read(_MOST) if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST else b""
 
     def put(self, figures: Figures) -> None:
         """Write them soon, unless newer ones come before. Never waits for the disk, never raises."""
@@ -128,15 +121,9 @@ class FiguresFile:
                     self._thread = None
                     return
             try:
-                self._write(data)
+                write_kept(self._path, data)
                 self._broken = False
             except OSError as error:
                 if not self._broken:
                     logger.warning("the day's figures cannot be kept in %s: %s", self._path, error.strerror or error)
                 self._broken = True
-
-    def _write(self, data: bytes) -> None:
-        part = self._path.with_name(f"{self._path.name}.part")
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-        part.replace(self._path)
