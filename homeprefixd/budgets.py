@@ -1,16 +1,79 @@
-"""Budgets that were set and that this machine cannot fill: said at the start, and no reason not to start."""
+"""Budgets of memory and disk: what those become that are left to the machine, and which it cannot fill."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from . import machine
-from .config import CacheConfig
+from .config import CacheConfig, ModelsConfig
+from .errors import ConfigError
+from .models.catalog import Catalog
+from .models.loading import Budget
+from .models.store_link import StoreSettings
 from .sizes import size_text
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def spare_memory(catalog: Catalog, memory: int = 0) -> int:
+    """Bytes of memory beyond the largest model's file, which llama.cpp maps: it counts as available until used.
+
+    At least a quarter of it, since a machine may be used that cannot hold its model. `memory`: `models.memory`.
+    """
+    available = memory or machine.available_memory()
+    return max(available - max((spec.size for spec in catalog.specs), default=0), available // 4)
+
+
+def model_budget(models: ModelsConfig, hot: int) -> Budget:
+    """What models may take beside the hot tier. Where it was left to the machine, a tenth is left to others.
+
+    Raises ConfigError if the hot tier takes it all.
+    """
+    available = models.memory or machine.available_memory()
+    total = models.memory or available * 9 // 10
+    if models.memory and hot >= models.memory:
+        raise ConfigError(
+            f"cache.hot takes {hot} bytes and models.memory gives {models.memory} to it and all models together:"
+            " raise models.memory, or lower cache.hot",
+            param="models.memory",
+        )
+    return Budget(max(0, total - hot), available, strict=bool(models.memory))
+
+
+def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: int) -> StoreSettings:
+    """Sizes that were left to the machine are chosen here: an eighth of `spare` memory, a fifth of free disk."""
+    hot = cache.hot or max(64 * MIB, spare // 8)
+    warm = cache.warm or max(64 * MIB, min(64 * GIB, (machine.free_disk(directory) + size_on_disk(directory)) // 5))
+    return StoreSettings(
+        directory=directory,
+        hot=hot,
+        warm=warm,
+        compression=cache.compression,
+        tail_delay=cache.tail_delay,
+        write_queue=cache.write_queue or hot // 2,
+        daily_writes=cache.daily_writes,
+        preload=cache.preload,
+        scrub_rate=cache.scrub_rate,
+        min_free=cache.min_free or min(GIB, machine.total_disk(directory) // 50),
+        log_level=log_level,
+    )
+
+
+def size_on_disk(directory: Path) -> int:
+    """Bytes that the store's files take, so that a full cache does not make the next start's budget smaller."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for path in directory.glob("data.mdb*"):
+            total += path.stat().st_blocks * 512
+    return total
 
 
 def warnings(cache: CacheConfig, directory: Path, stored: int) -> list[str]:
     """A line for each of `cache.hot` and `cache.warm` that is larger than what there is; none for what was left to us.
+
+    Said at the start; no reason not to start.
 
     `stored`: bytes that the cache in `directory` takes already. Raises OSError where its disk cannot be asked.
     """

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import json
 import logging
 import os
 import resource
@@ -22,17 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from . import budgets, listen, machine
+from . import budgets, listen, logs, machine
 from .api.keyring import KeyRing, ring_of, secret_in
-from .config import CacheConfig, Config, ModelsConfig, RecordsConfig, ServerConfig
+from .config import Config, RecordsConfig, ServerConfig
 from .config_file import Applied, apply_rule
 from .config_sources import OWNER_FD, cache_directory
+from .daemon_file import DaemonFile
 from .errors import ConfigError, StoreError, UnavailableError
 from .last_loads import LastLoads
 from .models.catalog import Catalog
-from .models.loading import Budget, load_frame, worker_command
+from .models.loading import load_frame, worker_command
 from .models.pool import Pool
-from .models.store_link import StoreLink, StoreSettings
+from .models.store_link import StoreLink
 from .models.worker_link import Limits
 from .reload import CurrentSettings, Reloader, has_terminal
 from .systemd import Systemd
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
     from .models.backend import Backend, CacheAdmin
 
-DAEMON_FILE = "daemon.json"
-"""In the cache directory while the daemon runs: {"pid", "url"} and with TLS "certificate", for the commands."""
-
 STORE_PATIENCE = 10.0
 """Seconds that the start waits for the store to answer; then the daemon serves without it until it does."""
 
@@ -56,20 +53,11 @@ FLUSH_GRACE = 60.0
 HANDLERS_GRACE = 2.0
 """Seconds that HTTP handlers get to say goodbye once their requests have ended."""
 
-FILE_EVERY = 3.0
-"""Seconds between looks whether that file is still there: who removes the cache directory removes it too."""
-
-EXCEPTION_EVERY = 60.0
-"""Seconds between two reports of the same fault in the event loop."""
-
 DESCRIPTORS = 8192
 """Descriptors that the daemon asks for."""
 
 WATCHDOG_SLACK = 60.0
 """Seconds beyond the limit at which the pool itself would have killed a silent worker."""
-
-GIB = 1 << 30
-MIB = 1 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -101,42 +89,9 @@ def run(
     `log`: where log lines go; stderr if it is not given. `load`: reads the configuration again at SIGHUP; without it
     SIGHUP is as SIGTERM. `settings_file`: where rules that are applied are kept.
     """
-    configure_logging(config.log.level, os.environ, log or sys.stderr)
+    logs.configure_logging(config.log.level, os.environ, log or sys.stderr)
     raise_descriptor_limit()
     return asyncio.run(Daemon(config, os.environ, on_state=on_state, load=load, settings_file=settings_file).serve())
-
-
-def configure_logging(level: str, environ: MutableMapping[str, str], stream: TextIO) -> None:
-    """Log to `stream`, for the journal with its priorities and without the time. Loggers that are set up stay so."""
-    if logging.getLogger().handlers:
-        return
-    handler = logging.StreamHandler(stream)
-    if environ.get("JOURNAL_STREAM"):
-        handler.setFormatter(JournalFormatter("%(name)s: %(message)s"))
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.addFilter(_is_ours)
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-class Throttle:
-    """An event loop's handler for what no task has handled: the same message at most once in `every` seconds.
-
-    asyncio reports a failing accept a hundred times a second, each time with a traceback.
-    """
-
-    def __init__(self, every: float) -> None:
-        self._every = every
-        self._last: dict[str, float] = {}
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        message, now = str(context.get("message")), loop.time()
-        if now - self._last.get(message, -self._every) < self._every:
-            return
-        if len(self._last) > 100:
-            self._last.clear()
-        self._last[message] = now
-        loop.default_exception_handler(context)
 
 
 def raise_descriptor_limit() -> None:
@@ -148,76 +103,8 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """False for what aiohttp says, traceback and all, of bytes that are no HTTP: any client could fill the log."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not (record.name.startswith("aiohttp") and type(error).__module__ == "aiohttp.http_exceptions")
-
-
-class JournalFormatter(logging.Formatter):
-    """Each line begins with its priority, see sd-daemon(3)."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        priority = 3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
-        priority = 7 if record.levelno <= logging.DEBUG else priority
-        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines() or [""])
-
-
-def spare_memory(catalog: Catalog, memory: int = 0) -> int:
-    """Bytes of memory beyond the largest model's file, which llama.cpp maps: it counts as available until used.
-
-    At least a quarter of it, since a machine may be used that cannot hold its model. `memory`: `models.memory`.
-    """
-    available = memory or machine.available_memory()
-    return max(available - max((spec.size for spec in catalog.specs), default=0), available // 4)
-
-
-def model_budget(models: ModelsConfig, hot: int) -> Budget:
-    """What models may take beside the hot tier. Where it was left to the machine, a tenth is left to others.
-
-    Raises ConfigError if the hot tier takes it all.
-    """
-    available = models.memory or machine.available_memory()
-    total = models.memory or available * 9 // 10
-    if models.memory and hot >= models.memory:
-        raise ConfigError(
-            f"cache.hot takes {hot} bytes and models.memory gives {models.memory} to it and all models together:"
-            " raise models.memory, or lower cache.hot",
-            param="models.memory",
-        )
-    return Budget(max(0, total - hot), available, strict=bool(models.memory))
-
-
-def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: int) -> StoreSettings:
-    """Sizes that were left to the machine are chosen here: an eighth of `spare` memory, a fifth of free disk."""
-    hot = cache.hot or max(64 * MIB, spare // 8)
-    warm = cache.warm or max(64 * MIB, min(64 * GIB, (machine.free_disk(directory) + size_on_disk(directory)) // 5))
-    return StoreSettings(
-        directory=directory,
-        hot=hot,
-        warm=warm,
-        compression=cache.compression,
-        tail_delay=cache.tail_delay,
-        write_queue=cache.write_queue or hot // 2,
-        daily_writes=cache.daily_writes,
-        preload=cache.preload,
-        scrub_rate=cache.scrub_rate,
-        min_free=cache.min_free or min(GIB, machine.total_disk(directory) // 50),
-        log_level=log_level,
-    )
-
-
 def _keys_text(count: int) -> str:
     return f"{count or 'no'} API {'key' if count == 1 else 'keys'}"
-
-
-def size_on_disk(directory: Path) -> int:
-    """Bytes that the store's files take, so that a full cache does not make the next start's budget smaller."""
-    total = 0
-    with contextlib.suppress(OSError):
-        for path in directory.glob("data.mdb*"):
-            total += path.stat().st_blocks * 512
-    return total
 
 
 def _create_app(
@@ -288,8 +175,7 @@ class Daemon:
         self._sockets: list[socket.socket] = []
         self._keys = KeyRing()
         self._tls: ssl.SSLContext | None = None
-        self._directory: Path | None = None
-        self._file: Path | None = None
+        self._file: DaemonFile | None = None
         self._store: StoreLink | None = None
         self._pool: Pool | None = None
         self._runner: web.AppRunner | None = None
@@ -301,7 +187,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         stop = asyncio.create_task(self._stop.wait())
         life = asyncio.create_task(self._live())
-        loop.set_exception_handler(Throttle(EXCEPTION_EVERY))
+        loop.set_exception_handler(logs.Throttle(logs.EXCEPTION_EVERY))
         handled = self._handle_signals(loop)
         owner: int | None = None
         try:
@@ -331,20 +217,20 @@ class Daemon:
         config = self._config
         self._say(DaemonState("starting", "starting"))
         catalog = Catalog.from_config(config.model, config.models)
-        self._directory = directory = cache_directory(config.cache.dir, self._environ)
+        directory = cache_directory(config.cache.dir, self._environ)
         credentials = self._environ.get("CREDENTIALS_DIRECTORY")
         self._keys = ring_of(config.server.keys_file, credentials, lambda: secret_in(directory))
         self._tls = listen.tls(config.server)
         self._sockets = self._systemd.take_sockets() or listen.bind(config.server)
         listen.check_exposure(self._sockets, config.server, has_keys=bool(self._keys))
-        spare = spare_memory(catalog, config.models.memory)
+        spare = budgets.spare_memory(catalog, config.models.memory)
         try:
-            settings = store_settings(config.cache, directory, config.log.level, spare)
-            for line in budgets.warnings(config.cache, directory, size_on_disk(directory)):
+            settings = budgets.store_settings(config.cache, directory, config.log.level, spare)
+            for line in budgets.warnings(config.cache, directory, budgets.size_on_disk(directory)):
                 logger.warning("%s", line)
         except OSError as error:
             raise StoreError(f"{directory}: the cache cannot be kept here: {error.strerror or error}") from error
-        budget = model_budget(config.models, settings.hot)
+        budget = budgets.model_budget(config.models, settings.hot)
         current = CurrentSettings(settings)
         self._store = store = StoreLink(
             self._store_command or current.command,
@@ -369,7 +255,7 @@ class Daemon:
             self._reloader = Reloader(
                 config,
                 self._load,
-                lambda new: store_settings(new.cache, directory, new.log.level, spare),
+                lambda new: budgets.store_settings(new.cache, directory, new.log.level, spare),
                 current,
                 store,
                 pool,
@@ -385,8 +271,10 @@ class Daemon:
             logger.error("the store does not answer yet (%s): serving without it", store.status()["reason"])
         await self._listen(app)
         pool.start()
-        self._write_file()
-        self._file_keeper = asyncio.create_task(self._keep_file())
+        certificate = "" if self._tls is None else config.server.tls_cert
+        self._file = DaemonFile(directory, self._url, certificate)
+        self._file.write()
+        self._file_keeper = asyncio.create_task(self._file.keep())
         self._systemd.notify(READY="1", STATUS=f"serving at {self._addresses}")
         self._watchdog = asyncio.create_task(self._feed_watchdog())
         asked = _keys_text(len(self._keys))
@@ -420,28 +308,7 @@ class Daemon:
         self._url = next(filter(None, (listen.url_of(sock, scheme) for sock in self._sockets)), "")
         self._addresses = listen.addresses(self._sockets, scheme, self._config.server.ollama_port)
 
-    def _write_file(self) -> None:
-        if self._directory is None:
-            return
-        path = self._directory / DAEMON_FILE
-        part = path.with_name(f"{DAEMON_FILE}.{os.getpid()}")
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                certificate = {} if self._tls is None else {"certificate": self._config.server.tls_cert}
-                json.dump({"pid": os.getpid(), "url": self._url, **certificate}, file)
-            part.replace(path)
-            self._file = path
-        except OSError as error:
-            logger.warning("cannot write %s, so the commands need --url: %s", path, error.strerror)
-
     # ------------------------------------------------------------------------------------------------- while it runs
-
-    async def _keep_file(self) -> None:
-        """Write the file again that the commands find us by, once its directory is there again without it."""
-        while self._directory is not None:
-            await asyncio.sleep(FILE_EVERY)
-            if self._directory.is_dir() and not (self._directory / DAEMON_FILE).exists():
-                self._write_file()
 
     def reload_keys(self) -> None:
         """Read the file of API keys again; what is wrong in it is logged, and the old ones stay."""
@@ -555,7 +422,8 @@ class Daemon:
             self._pool.kill()
         if self._store is not None:
             self._store.kill()
-        self._remove_file()
+        if self._file is not None:
+            self._file.remove()
         os._exit(128 + number)
 
     def _reload(self) -> bool:
@@ -594,10 +462,5 @@ class Daemon:
         if self._watchdog is not None:  # fed until here, so that a long flush is not taken for a hang
             self._watchdog.cancel()
             await asyncio.gather(self._watchdog, return_exceptions=True)
-        self._remove_file()
-
-    def _remove_file(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.unlink()
-            self._file = None
+            self._file.remove()

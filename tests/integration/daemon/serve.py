@@ -17,9 +17,10 @@ from aiohttp import web
 
 from homeprefixd.api.keyring import KeyRing
 from homeprefixd.config import Config, ServerConfig
-from homeprefixd.daemon import Daemon, DaemonState, configure_logging
+from homeprefixd.daemon import Daemon, DaemonState
 from homeprefixd.errors import HomeprefixdError
 from homeprefixd.frames.worker import Delta
+from homeprefixd.logs import configure_logging
 from homeprefixd.models.backend import Backend, CacheAdmin
 from tests.integration.daemon.house import fake, say
 

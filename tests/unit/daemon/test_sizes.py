@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homeprefixd import budgets, daemon, machine
+from homeprefixd import budgets, logs, machine
 from homeprefixd.config import CacheConfig
 from homeprefixd.models.catalog import Catalog, ModelSpec
 
@@ -21,9 +21,9 @@ def machine_with(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> Non
 
 def test_shares_of_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(monkeypatch, 16 * GIB, 100 * GIB)
-    chosen = daemon.store_settings(CacheConfig(), tmp_path, "info", machine.available_memory())
+    chosen = budgets.store_settings(CacheConfig(), tmp_path, "info", machine.available_memory())
     assert (chosen.hot, chosen.warm, chosen.write_queue) == (2 * GIB, 20 * GIB, 1 * GIB)
-    given = daemon.store_settings(
+    given = budgets.store_settings(
         CacheConfig(hot=7, warm=8, write_queue=9), tmp_path, "info", machine.available_memory()
     )
     assert (given.hot, given.warm, given.write_queue) == (7, 8, 9)
@@ -31,14 +31,14 @@ def test_shares_of_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_memory_that_the_model_will_fill_is_not_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(monkeypatch, 16 * GIB, GIB)
-    assert daemon.spare_memory(Catalog(())) == 16 * GIB
-    assert daemon.spare_memory(Catalog((ModelSpec("a", tmp_path, 0, 6 * GIB),))) == 10 * GIB
-    assert daemon.spare_memory(Catalog((ModelSpec("a", tmp_path, 0, 90 * GIB),))) == 4 * GIB
+    assert budgets.spare_memory(Catalog(())) == 16 * GIB
+    assert budgets.spare_memory(Catalog((ModelSpec("a", tmp_path, 0, 6 * GIB),))) == 10 * GIB
+    assert budgets.spare_memory(Catalog((ModelSpec("a", tmp_path, 0, 90 * GIB),))) == 4 * GIB
 
 
 def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(monkeypatch, 100 << 20, 1000 * GIB)
-    chosen = daemon.store_settings(CacheConfig(), tmp_path, "info", machine.available_memory())
+    chosen = budgets.store_settings(CacheConfig(), tmp_path, "info", machine.available_memory())
     assert (chosen.hot, chosen.warm) == (64 << 20, 64 * GIB)
 
 
@@ -47,7 +47,7 @@ def test_what_the_cache_holds_already_counts_as_free(tmp_path: Path, monkeypatch
     with (tmp_path / "data.mdb").open("wb") as file:
         file.write(b"x" * (50 << 20))
         file.truncate(100 * GIB)  # sparse: only what is allocated counts
-    chosen = daemon.store_settings(CacheConfig(), tmp_path, "info", machine.available_memory())
+    chosen = budgets.store_settings(CacheConfig(), tmp_path, "info", machine.available_memory())
     assert chosen.warm == pytest.approx((GIB + (50 << 20)) / 5, rel=0.01)
 
 
@@ -64,7 +64,7 @@ def test_budgets_that_the_machine_cannot_fill_are_named(tmp_path: Path, monkeypa
 
 
 def test_lines_for_the_journal_carry_their_priority() -> None:
-    formatter = daemon.JournalFormatter("%(message)s")
+    formatter = logs.JournalFormatter("%(message)s")
     said = {
         level: formatter.format(logging.LogRecord("x", level, "", 0, "a\nb", None, None))
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
