@@ -257,7 +257,10 @@ async def match(request: web.Request) -> web.Response:
 
 
 async def pin(request: web.Request) -> web.Response:
-    """`POST /cache/pin`: keep a prefix on disk, whatever else is stored. An empty body lists what is pinned."""
+    """`POST /cache/pin`: keep a prefix on disk, whatever else is stored. An empty body lists what is pinned.
+
+    What is pinned already gets the new label and time to live.
+    """
     body = await read_body(request) or b"{}"
     wanted = fields.decode(body, PinBody)
     _check_label(wanted)
@@ -283,7 +286,13 @@ async def unpin(request: web.Request) -> web.Response:
     wanted = fields.decode(body, PinBody)
     _check_label(wanted)
     asked = one_name(request, wanted, body)
-    if asked is None and not (wanted.prefix or wanted.request_id or wanted.label or wanted.all):
+    names = [asked is not None, bool(wanted.prefix), bool(wanted.request_id), bool(wanted.label), bool(wanted.all)]
+    if names.count(True) > 1:
+        raise RequestError(
+            "Name what to unpin in one way: by `label`, `prefix`, `request_id`, a request, or `all`.",
+            code="ambiguous_pin",
+        )
+    if not any(names):
         raise RequestError(
             "Say what to unpin: by `label`, `prefix`, `request_id`, a request with `messages` or `prompt`, or `all`.",
             code="missing_field",

@@ -334,6 +334,7 @@ class Cache:
             return 0
         self.disk.limit = max(1 << 20, min(limit, self.disk.most))
         self._behind.shrink()
+        self.requeue()  # there may be room now for what is in RAM only
         self.wake()
         return self.disk.limit
 
@@ -347,6 +348,7 @@ class Cache:
         """*Writer.* What models and API keys may take of the budget of disk, in percent."""
         if self._behind is not None:
             self._behind.set_shares(models, keys)
+            self.requeue()
             self.wake()
 
     def accounts(self) -> list[Account]:

@@ -263,9 +263,8 @@ class Connection:
                 now=time.time(),
             )
             self._send(Purged(frame.ticket, removed.nodes, removed.bytes))
-        except HomeprefixdError as error:
-            kind = "UnavailableError" if isinstance(error, StoreError) else type(error).__name__
-            self._send(Purged(frame.ticket, 0, 0, error.message, kind))
+        except Exception as error:
+            self._send(Purged(frame.ticket, 0, 0, *_refusal(error, "purging")))
 
     def _verify(self, frame: Verify) -> None:
         disk = self._cache.disk
@@ -352,6 +351,8 @@ class Connection:
         except (DiskFullError, DiskTroubleError) as error:
             self._cache.trouble("compacting the store's file", error)
             self._send(Compacted(frame.ticket, 0, 0, f"the file cannot be compacted: {error}"))
+        except Exception as error:
+            self._send(Compacted(frame.ticket, 0, 0, _refusal(error, "compacting")[0]))
 
     def _pin(self, frame: Pin | Unpin) -> None:
         """In the writer's thread."""
@@ -359,9 +360,19 @@ class Connection:
         try:
             found = pins.pin(frame) if isinstance(frame, Pin) else pins.unpin(frame)
             self._send(Pinned(frame.ticket, found))
-        except HomeprefixdError as error:
-            self._send(Pinned(frame.ticket, [], error.message, type(error).__name__))
+        except Exception as error:
+            self._send(Pinned(frame.ticket, [], *_refusal(error, "pinning")))
 
     def _flush(self, frame: Flush) -> None:
-        self._cache.write(everything=True)
-        self._send(Flushed(frame.ticket, len(self._cache.queue)))
+        try:
+            self._cache.write(everything=True)
+        finally:
+            self._send(Flushed(frame.ticket, len(self._cache.queue)))
+
+
+def _refusal(error: Exception, what: str) -> tuple[str, str]:
+    """Message and class name for the client; whatever it is, it gets an answer."""
+    if isinstance(error, HomeprefixdError):
+        return error.message, "UnavailableError" if isinstance(error, StoreError) else type(error).__name__
+    log.exception("%s failed", what)
+    return f"{what} failed: {error}", "UnavailableError"

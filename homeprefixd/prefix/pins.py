@@ -215,6 +215,8 @@ class Pins:
         found = self.describe({place: row for place, row in live.items() if place in chosen})
         for place in chosen:
             self._put(place, None)
+        self._cache.requeue()  # another pin may fit now
+        self._cache.wake()
         return found
 
     def describe(self, rows: Rows) -> list[PinInfo]:

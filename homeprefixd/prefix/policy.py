@@ -73,7 +73,7 @@ class Worth:
     def rank(self, *, last_use: float, end: int, size: int, cost: float, hits: int) -> Rank:
         per_mib = cost * 1048576 / size if size > 0 else 0.0
         level = _MIDDLE + _USE_LEVELS * min(hits, _MOST_USES)
-        if per_mib > 0:
+        if 0 < per_mib < math.inf:
             level += round(2 * math.log2(per_mib))
         return Rank(min(max(level, 0), LEVELS - 1), max(0.0, last_use), -end)
 

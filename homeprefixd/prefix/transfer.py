@@ -43,6 +43,7 @@ MAGIC = b"homeprefixd prefix 1\n"
 _RECORD = struct.Struct("<IQ")  # length, xxh3_64
 _LONGEST = 1 << 20  # bytes of a record
 _LARGEST = 1 << 40  # bytes of a node's state
+_DEAREST = 1e6  # seconds of prefill of a node
 _FLUSH = 16 << 20  # bytes that are imported before they are written
 
 log = logging.getLogger(__name__)
@@ -182,6 +183,8 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
             raise TransferError("its blocks do not follow each other")
         if not 0 < record.size <= _LARGEST:
             raise TransferError(f"one of its blocks has {record.size} bytes")
+        if not 0 <= record.cost <= _DEAREST:
+            raise TransferError(f"one of its blocks took {record.cost} seconds to compute")
         key = block_key(parent, record.tokens)
         full = cache.arena.used + pages(record.size) > cache.arena.allowance
         if unflushed and (full or unflushed + record.size > min(_FLUSH, cache.queue.limit // 2)):
@@ -225,6 +228,8 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
     if _get(file, Header).nodes != header.nodes:
         raise TransferError("it has no end")
     flush()
+    if file.read(1):
+        raise TransferError("something follows its end: each prefix is a file of its own; this one was imported")
     return Transferred(nodes, at, total, cache.counters.known_nodes - known_before)
 
 

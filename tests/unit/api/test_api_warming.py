@@ -181,6 +181,9 @@ class TestPins:
             ("unpin", {}),
             ("unpin", {"all": False}),
             ("unpin", {"all": 5}),
+            ("unpin", {"all": True, "label": "a"}),
+            ("unpin", {"label": "a", "request_id": "r"}),
+            ("unpin", {**CHAT, "label": "a"}),
         ],
     )
     async def test_what_is_refused(self, client: TestClient, admin: MemoryAdmin, path: str, body: Any) -> None:

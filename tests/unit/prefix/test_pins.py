@@ -195,6 +195,32 @@ def test_a_pin_that_does_not_fit(make: Callable[..., House], caplog: pytest.LogC
     assert (gone.kept, gone.not_kept) == (0, "nothing of it is stored any more")
 
 
+def test_it_fits_later(make: Callable[..., House]) -> None:
+    """As soon as there is room, by a larger budget or as another pin goes, what is pinned and in RAM is written."""
+    house = make(hot=24 * MIB, warm=8 * MIB)
+    disk = house.cache.disk
+    assert disk is not None
+    prompts = [[2000 + number] * 64 for number in range(10)]
+    house.cache.resize(2 * MIB)
+    for tokens in prompts:
+        house.save(tokens, SIZE)
+        pin(house, tokens, label=f"number {tokens[0]}")
+    house.cache.write(everything=True)
+
+    def missing() -> list[str]:
+        return [one.label for one in house.cache.pins.pin(Pin(0)) if one.not_kept]
+
+    before = missing()
+    assert 2 < len(before) < 9
+    house.cache.pins.unpin(Unpin(0, label=next(f"number {t[0]}" for t in prompts if f"number {t[0]}" not in before)))
+    house.cache.write(everything=True)
+    assert len(missing()) == len(before) - 1
+    house.cache.resize(8 * MIB)
+    house.cache.write(everything=True)
+    assert missing() == []
+    house.cache.check_integrity()
+
+
 def to_be(tokens: list[int]) -> bytes:
     return b"".join(token.to_bytes(4, "big") for token in tokens)
 

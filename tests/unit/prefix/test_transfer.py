@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -121,6 +122,25 @@ def test_nothing_of_it_is_stored(source: House) -> None:
         exported(source, [5] * 100)
     with pytest.raises(NotFoundError):
         export(source.cache, source.session, io.BytesIO(), namespace=b"", tokens=b"", prefix="ffff")
+
+
+def test_more_than_one_file(source: House, target: House) -> None:
+    data = exported(source)
+    with pytest.raises(TransferError, match="something follows its end"):
+        imported(target, data + data)
+    assert len(target.restore(PROMPT)) == 3
+
+
+@pytest.mark.parametrize("cost", [math.inf, math.nan, -1.0, 1e300])
+def test_no_such_time_was_measured(source: House, target: House, cost: float) -> None:
+    """A file with right checksums can be made by anybody: its figures must not stop the store that takes it in."""
+    for hot in source.cache.hot.by_key.values():
+        hot.node.record.cost = cost
+    with pytest.raises(TransferError, match="seconds to compute"):
+        imported(target, exported(source))
+    target.save(PROMPT, SIZE)
+    target.cache.write(everything=True)
+    target.cache.check_integrity()
 
 
 def test_damage_is_found(source: House, target: House) -> None:
