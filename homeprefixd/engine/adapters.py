@@ -20,7 +20,7 @@ from ..frames.worker import AdapterFile, AdapterInfo
 from ..lora import Chosen
 from .bindings import Model, check_gguf
 from .context import Context
-from .fingerprint import file_identity
+from .model_files import FileIdentity, file_identity
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Adapters:
     def __init__(self) -> None:
         self.infos: list[AdapterInfo] = []
         self._pointers: list[Any] = []
-        self._identities: list[tuple[int, int, int, int] | None] = []
+        self._identities: list[FileIdentity | None] = []
         self._arrays: dict[Chosen, tuple[Any, Any]] = {}
 
     @classmethod
@@ -64,7 +64,7 @@ class Adapters:
         self._identities.append(identity)
         self.infos.append(AdapterInfo(file.id, file.path, file.scale, file.default, problem, size=size))
 
-    def identity(self, index: int) -> tuple[int, int, int, int] | None:
+    def identity(self, index: int) -> FileIdentity | None:
         """Of its file when it was loaded; see `file_identity`."""
         return self._identities[index]
 

@@ -7,7 +7,6 @@ size, template or context length. `prefix.blocks.namespace_of` makes the key of 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -84,12 +83,6 @@ def library_hashes() -> dict[str, str]:
     folder = Path(llama_cpp.__file__).parent / "lib"
     found = sorted(p for pattern in ("libllama.so", "libggml*.so") for p in folder.glob(pattern))
     return {path.name: _digest(path).hexdigest()[:16] for path in found}
-
-
-def file_identity(path: Path) -> tuple[int, int, int, int]:
-    """(device, inode, size in bytes, mtime in ns): as long as they are the same, so is the content."""
-    status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def hash_file(path: Path, interrupt: Callable[[], str | None]) -> str:

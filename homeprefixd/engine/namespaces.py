@@ -16,8 +16,8 @@ from typing import Any
 
 from ..lora import Space, choose, described
 from .adapters import Adapters
-from .fingerprint import combine, file_identity, hash_file
-from .model_files import model_files
+from .fingerprint import combine, hash_file
+from .model_files import FileIdentity, LoadedFiles, file_identity
 from .store import Store
 
 logger = logging.getLogger(__name__)
@@ -29,19 +29,20 @@ _OPEN_TIMEOUT = 0.5
 class Namespaces:
     """`describe` makes the description from (SHA-256 of the model, salt, adapters); it may be slow.
 
-    `adapters` are hashed, too; a request whose adapter's content is not known has no namespace.
+    `adapters` are hashed, too; a request whose adapter's content is not known has no namespace. Nor has any once
+    somebody has written into the model's `files`: what is computed then belongs to no content.
     """
 
     def __init__(
         self,
         store: Store,
-        path: Path,
+        files: LoadedFiles,
         salt: str,
         describe: Callable[[str, str, dict[str, Any]], dict[str, Any]],
         on_known: Callable[[dict[str, Any], list[str]], None],
         adapters: Adapters | None = None,
     ) -> None:
-        self._store, self._path, self._salt = store, path, salt
+        self._store, self._files, self._salt = store, files, salt
         self._describe, self._on_known = describe, on_known
         self._lock = threading.Lock()
         self._sha256 = ""
@@ -78,7 +79,7 @@ class Namespaces:
 
     def opened(self, space: Space) -> bytes | None:
         """The key for a request if it is known to the store; never waits."""
-        return self._keys.get(space)
+        return self._keys.get(space) if self._files.changed() is None else None
 
     def open_usual(self) -> None:
         """Tell the store of the namespace that most requests have, so that it is known before the first comes."""
@@ -86,6 +87,8 @@ class Namespaces:
 
     def key(self, space: Space) -> bytes | None:
         """The key for a request; tells the store if need be (at most 0.5 s). None: not known now."""
+        if self._files.changed() is not None:
+            return None
         known = self._keys.get(space)
         if known is not None or not self._sha256 or not self._store.connected:
             return known
@@ -111,9 +114,9 @@ class Namespaces:
 
     def _learn(self) -> None:
         try:
-            sha256 = combine([self._hash(part) for part in model_files(self._path)])
+            sha256 = combine([self._hash(path, identity) for path, identity in self._files.identities()])
         except OSError as error:
-            logger.warning("the cache stays off: %s cannot be hashed: %s", self._path, error)
+            logger.warning("the cache stays off: the model cannot be hashed: %s", error)
             self._learned.set()
             return
         except _EndedError:
@@ -138,10 +141,10 @@ class Namespaces:
             except OSError as error:
                 logger.warning("requests with the adapter %s are not cached: %s: %s", adapter.id, adapter.path, error)
 
-    def _hash(self, path: Path, identity: tuple[int, int, int, int] | None = None) -> str:
+    def _hash(self, path: Path, identity: FileIdentity | None = None) -> str:
         identity = identity or file_identity(path)
         if file_identity(path) != identity:
-            raise OSError("it has changed since it was loaded")
+            raise OSError(f"{path} has changed since it was loaded")
         asked = lowered = False
 
         def remembered() -> str | None:
@@ -159,7 +162,7 @@ class Namespaces:
 
         sha256 = hash_file(path, remembered)
         if file_identity(path) != identity:
-            raise OSError("it changed while it was read")
+            raise OSError(f"{path} changed while it was read")
         self._store.remember_file_hash(*identity, sha256)
         return sha256
 

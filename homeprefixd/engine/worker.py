@@ -4,7 +4,7 @@
 
 Threads: the engine's loop (main), the reader of the daemon's frames, the intake (templates and tokens), the heartbeat,
 and for a while the model's hash. Only this file builds things. Exit codes: 0 told to stop or the daemon is gone,
-3 the model cannot be served.
+3 the model cannot be served, 4 somebody has written into its file, so that it has to be loaded again.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ if TYPE_CHECKING:  # they load llama.cpp, see `build`
     from .embedding import Embedder
     from .embedding_worker import EmbeddingWorker
     from .intake import Intake
+    from .model_files import LoadedFiles
     from .namespaces import Namespaces
     from .scheduler import Engine
     from .slices import Slicer
 
 DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
 _HEARTBEAT = 1.0  # seconds
+_CHANGED = 4  # exit code
 _NAMESPACE_PATIENCE = 2.0  # seconds that `Ready` may wait for the model's hash
 _NEIGHBOUR_PATIENCE = 0.05  # seconds that the store may take to say what a new prompt resembles
 _LAST_STEP = 10.0  # seconds that a step may still take once the daemon is gone
@@ -137,6 +139,7 @@ class Worker:
     embedder: Embedder
     adapters: Adapters
     stabilizer: stable.Stabilizer
+    files: LoadedFiles
 
     def run(self, channel: Channel[ToWorker]) -> None:
         """Serve until `Stop` or the daemon's end. On the calling thread: the engine."""
@@ -176,6 +179,7 @@ class Worker:
     def _take(self, frame: ToWorker, channel: Channel[ToWorker]) -> None:
         match frame:
             case Generate():
+                self._check_files()
                 self.intake.put(frame)
             case Tokenize() | Detokenize() | ApplyTemplate() | DescribeTemplate() | TokenizeRequest():
                 self.intake.convert(frame)
@@ -207,9 +211,17 @@ class Worker:
     def _beat(self, done: threading.Event) -> None:
         try:
             while not done.wait(_HEARTBEAT):
+                self._check_files()
                 self.emit(self.engine.figures())
         except ChannelClosedError:
             return
+
+    def _check_files(self) -> None:
+        """End at once if weights have changed under us: the daemon starts a process that loads what is there."""
+        path = self.files.changed()
+        if path is not None:
+            logger.critical("%s was changed while it was loaded: it is loaded again", path)
+            os._exit(_CHANGED)
 
 
 def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker | EmbeddingWorker:
@@ -233,6 +245,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .fingerprint import describe, library_hashes
     from .intake import Intake
     from .llama_log import LlamaLog
+    from .model_files import LoadedFiles, model_files
     from .namespaces import Namespaces
     from .places import PlacedSlicer, Places
     from .probe import probe, probe_adapters
@@ -254,6 +267,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     log = LlamaLog()  # before anything is loaded, or it would be told on stderr
     gpu_layers = resolve_layers(load.gpu_layers, path, devices)
     probed = probe(load, Path(load.probes)) if load.probes and load.reuse != "off" else None
+    files = LoadedFiles(model_files(path))  # before it is loaded, so that nothing is missed
     model = Model.load(path, log, gpu_layers=gpu_layers, devices=devices, progress=_progress(emit))
     names = [device.name for device in devices] if gpu_layers else []
     flash_attention = load.flash_attention or (load.flash_if_gpu and bool(names))
@@ -352,7 +366,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
 
         namespaces = Namespaces(
             store,
-            path,
+            files,
             load.salt,
             description,
             lambda known, mismatch: emit(NamespaceKnown(known, mismatch, list(adapters.infos))),
@@ -421,7 +435,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         adapters=list(adapters.infos),
         control_vectors=vectors.applied,
     )
-    return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters, stabilizer)
+    return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters, stabilizer, files)
 
 
 def _mode(slicer: Slicer | None) -> Literal["blocks", "blocks with edges", "whole sequence", "off"]:

@@ -119,6 +119,44 @@ def test_a_change_of_settings_is_named(tmp_path: Path, two: tuple[Path, str]) ->
     assert "type_k" in served.log.read_text()
 
 
+def test_a_file_that_is_written_into_while_it_is_loaded(tmp_path: Path, demo_model: Path) -> None:
+    """Weights are mapped: they change under the worker. It ends, and nothing that it computed since is kept."""
+    path = tmp_path / "model.gguf"
+    first = make("llama", demo_model, tmp_path / "first.gguf", seed=1).read_bytes()
+    second = make("llama", demo_model, tmp_path / "second.gguf", seed=2).read_bytes()
+    assert len(first) == len(second)
+    path.write_bytes(first)
+
+    def answers(served: Served, *, cached: bool = True, tries: int = 1) -> list[str]:
+        """To two prompts; a worker that ends is a 503, and the request is to be sent again."""
+        texts = []
+        for question in ("Is it on?", "Is it off?"):
+            body = {"model": "model", "prompt": f"{POLICY} {question}", "max_tokens": 8, "temperature": 0}
+            for _ in range(tries):
+                status, reply = served.ask("/v1/completions", {**body, "cache_prompt": cached})
+                if status == 200:
+                    break
+                assert status == 503, reply
+                time.sleep(0.5)
+            texts.append(reply["choices"][0]["text"])
+        return texts
+
+    with serve(tmp_path, f'[model]\npath = "{path}"\nctx = 1024\n[cache]\nhot = "64MiB"\nwarm = "256MiB"\n') as served:
+        old = answers(served, cached=False)
+        assert answers(served) == answers(served) == old
+        process = served.worker("model")
+        with path.open("r+b") as file:
+            file.write(second)
+        new = answers(served, tries=40)
+        assert served.worker("model") != process
+        assert "was changed while it was loaded" in served.log.read_text()
+        assert new == answers(served, cached=False)
+        assert new != old
+        with path.open("r+b") as file:
+            file.write(first)
+        assert answers(served, tries=40) == old
+
+
 def test_one_is_killed_and_one_unloaded_while_they_serve(tmp_path: Path, demo_model: Path, two: Any) -> None:
     with serve(tmp_path, settings(two[0], demo_model)) as served:
         replies: list[Any] = []
