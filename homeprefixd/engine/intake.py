@@ -103,7 +103,7 @@ class Intake:
         if full:
             error = BusyError(
                 f"{self._max_queue} requests are waiting already. Send it again later, or raise `model.max_queue`.",
-                retry_after=1,
+                retry_after=self._engine.retry_after(),
             )
             self._emit(failure_of(generate.rid, error))
             return

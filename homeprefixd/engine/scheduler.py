@@ -107,7 +107,7 @@ class Engine:
         if waiting >= self._settings.max_queue:
             raise BusyError(
                 f"{waiting} requests are waiting already. Send it again later, or raise `model.max_queue`.",
-                retry_after=self._shares.retry_after(waiting, self._settings.parallel),
+                retry_after=self.retry_after(),
             )
 
     def submit(self, sequence: Sequence) -> None:
@@ -146,7 +146,12 @@ class Engine:
             counters=dict(self.counters),
             cells_shared=max(0, sum(lengths.values()) - used),
             rates=self._restorer.gate.rates() if self._restorer is not None else {},
+            retry_after=self.retry_after(),
         )
+
+    def retry_after(self) -> int:
+        """Seconds after which one may be sent again that finds the queue full."""
+        return self._shares.retry_after(self._settings.max_queue, self._settings.parallel)
 
     # ---- the loop
 

@@ -463,6 +463,7 @@ class Heartbeat(Frame):
     counters: dict[str, float]  # sums since start: tokens and seconds of prefill, decode, restore, save; errors
     cells_shared: int = 0  # cells that a sequence did not need because it uses another's
     rates: dict[str, float] = {}  # as measured, see `engine/gate.py`; {} while too little is known
+    retry_after: int = 0  # seconds after which one may be sent again that finds the queue full, as measured
 
 
 class Converted(Frame):

@@ -5,6 +5,7 @@ The main model is `[model]`'s; others are the tables of `[[models.list]]` and th
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ NO_MODEL = "none"
 """Value of `model.path` for a daemon without a main model."""
 
 HOW_TO_SET = "set model.path in the configuration, HOMEPREFIXD_MODEL_PATH, or start with --model FILE"
+
+logger = logging.getLogger(__name__)
 
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 """A file's name that is a part of a model."""
@@ -85,6 +88,7 @@ class Catalog:
         self._folder = folder
         self._found: tuple[ModelSpec, ...] = ()
         self._whole: dict[Path, tuple[int, int, ModelSpec]] = {}  # size, mtime in ns: what need not be opened again
+        self._nameless = set[Path]()  # said once
         self.main = main
 
     @classmethod
@@ -98,7 +102,7 @@ class Catalog:
         specs: list[ModelSpec] = []
         main = ""
         if model.path and model.path != NO_MODEL:
-            specs.append(_checked(Path(model.path).expanduser().absolute(), model))
+            specs.append(_chosen(Path(model.path).expanduser().absolute(), model))
         elif not model.path and not models.dir and not models.entries:
             specs.append(replace(_checked(demo_model(), model), alias=model.alias or DEMO_ALIAS))
         if specs:
@@ -146,7 +150,7 @@ class Catalog:
         paths |= {Path(adapter.path) for spec in self._fixed for adapter in spec.settings.adapters}
         paths |= {Path(vector.path) for spec in self._fixed for vector in spec.settings.control_vectors}
         found: list[ModelSpec] = []
-        files = sorted(_ggufs(self._folder))
+        files = sorted(path for path in _ggufs(self._folder) if self._has_name(path))
         names = {path.with_name(_name(path)): path for path in reversed(files)}  # of a split one its first part
         for path in files:
             if path in paths or names[path.with_name(_name(path))] != path or _NO_LANGUAGE_MODEL.search(path.name):
@@ -161,6 +165,15 @@ class Catalog:
         changed = tuple(found) != self._found
         self._found = tuple(found)
         return changed
+
+    def _has_name(self, path: Path) -> bool:
+        """False for one that nobody could ask for, nor be told of: its name is not UTF-8."""
+        if is_text(path):
+            return True
+        if path not in self._nameless:
+            self._nameless.add(path)
+            logger.warning("%s is left out: its name is not UTF-8, so rename it", ascii(str(path)))
+        return False
 
     def _look_into(self, path: Path) -> ModelSpec:
         """Opens only what is new, or was not whole."""
@@ -231,12 +244,31 @@ def _known(path: Path, settings: ModelConfig) -> ModelSpec:
         return ModelSpec(settings.alias or _name(path), path, 0, 0, settings, problem=error.message)
 
 
+def _chosen(path: Path, settings: ModelConfig) -> ModelSpec:
+    """That of `model.path`. Raises ModelError, which also says how another one is chosen."""
+    try:
+        return _checked(path, settings)
+    except ModelError as error:
+        raise ModelError(f"{error.message}: {HOW_TO_SET}") from error
+
+
 def _checked(path: Path, settings: ModelConfig) -> ModelSpec:
     """Raises ModelError if no such file can be a model."""
+    if not is_text(path):
+        raise ModelError(f"the model {str(path)!a} has a name that is not UTF-8: rename it")
     parts = model_parts(path)
     stats = [_look_at(part, number, len(parts)) for number, part in enumerate(parts, start=1)]
     size = sum(stat.st_size for stat in stats)
     return ModelSpec(settings.alias or _name(path), parts[0], int(stats[0].st_mtime), size, settings)
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file's name can be said; Linux takes any bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _name(path: Path) -> str:
@@ -249,10 +281,10 @@ def _look_at(path: Path, number: int, count: int) -> os.stat_result:
     what = f"the model {path}" if count == 1 else f"part {number} of {count} of the model, {path},"
     try:
         if path.is_dir():
-            raise ModelError(f"{what} is a directory, not a GGUF file: {HOW_TO_SET}")
+            raise ModelError(f"{what} is a directory, not a GGUF file")
         if not path.is_file():
             found = "is not a regular file" if path.exists() else "does not exist"
-            raise ModelError(f"{what} {found}: {HOW_TO_SET}")
+            raise ModelError(f"{what} {found}")
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
         stat = path.stat()
@@ -260,7 +292,7 @@ def _look_at(path: Path, number: int, count: int) -> os.stat_result:
         raise ModelError(f"{what} cannot be read: {error.strerror}") from error
     if magic != MAGIC:
         problem = "is empty" if not magic else "is not a GGUF file (it does not begin with GGUF)"
-        raise ModelError(f"{what} {problem}: {HOW_TO_SET}")
+        raise ModelError(f"{what} {problem}")
     return stat
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..config import AT_ONCE
-from ..errors import BusyError, HomeprefixdError, ModelError, NotFoundError, RequestError, UnavailableError
+from ..errors import HomeprefixdError, ModelError, NotFoundError, RequestError, UnavailableError
 from ..frames.worker import (
     Conversion,
     Converted,
@@ -33,7 +33,7 @@ from .catalog import Catalog, ModelSpec
 from .loading import Budget, guess_memory, worker_environment
 from .resident import Resident, Ticket, Visit
 from .store_link import StoreLink
-from .worker_link import Limits, WorkerLink, stopping
+from .worker_link import Limits, WorkerLink, full, stopping
 
 KEEP_ALIVE = 300.0
 """Seconds that a model which is not the only one stays loaded unused, where its settings leave that to us."""
@@ -216,7 +216,7 @@ class Pool:
         request = _with_adapter(request, alias, adapter)
         settings = resident.spec.settings
         if resident.requests >= settings.max_queue + (settings.parallel or AT_ONCE):
-            raise BusyError(f"{resident.requests} requests are running or waiting already", retry_after=5)
+            raise full(resident.requests, resident.link)
         return Visit(resident, request, self._ready, self._release)
 
     async def convert(self, alias: str, conversion: Conversion) -> Converted:

@@ -6,7 +6,9 @@ Only this file imports huggingface_hub, which the extra `pull` installs. Its own
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _SHOWN = 30  # file names in a message
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Hub:
@@ -78,7 +81,7 @@ class Hub:
         if size is None or etag is None or size > constants.MAX_HTTP_DOWNLOAD_SIZE:
             # Only its own transport can take it, which begins anew where a process was ended.
             return Path(self._api.hf_hub_download(repository, file, local_dir=folder, revision=revision))
-        if target.exists() and target.stat().st_size == size and _read(_mark(target)) == etag:
+        if target.exists() and target.stat().st_size == size and _read(_mark(target)) == etag and _is(target, etag):
             return target
         headers = build_hf_headers()
         if urlsplit(about.location).netloc != urlsplit(url).netloc:
@@ -106,6 +109,9 @@ class Hub:
             )
             output.flush()
             os.fsync(output.fileno())
+            if not _is(part, etag):
+                output.truncate(0)
+                raise UnavailableError(f"{file} came damaged from {urlsplit(about.location).netloc}: fetch it again")
         part.replace(target)
         mark.replace(_mark(target))
         return target
@@ -131,6 +137,14 @@ class Hub:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _is(path: Path, etag: str) -> bool:
+    """Whether a file's content is what the server says of it: of large files the tag is their SHA-256."""
+    if not _SHA256.fullmatch(etag):
+        return True
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == etag
 
 
 def _mark(path: Path) -> Path:

@@ -58,6 +58,9 @@ from .store_link import StoreLink
 
 logger = logging.getLogger(__name__)
 
+RETRY_FULL = 5
+"""Seconds, where it is not known yet how long requests take."""
+
 CANNOT_LOAD = 3
 """Exit status of a worker whose model cannot be loaded, whatever is tried."""
 
@@ -214,8 +217,13 @@ class WorkerLink:
         """A request that has not begun. Raises UnavailableError, BusyError."""
         self.check_open()
         if len(self._requests) >= self._load.max_queue + (self._load.parallel or AT_ONCE):
-            raise BusyError(f"{len(self._requests)} requests are running or waiting already", retry_after=5)
+            raise full(len(self._requests), self)
         return Request(self, generate, self._limits.unread)
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a request may be sent again that found the queue full."""
+        return (self._heartbeat.retry_after if self._heartbeat is not None else 0) or RETRY_FULL
 
     async def convert(self, conversion: Conversion) -> Converted:
         """Ask the worker, waiting for a model that loads. Raises UnavailableError, BusyError, and what it answers."""
@@ -461,6 +469,14 @@ class WorkerLink:
         if self._heartbeat is not None and self._heartbeat.step_age > limits.longest_step:
             return f"one step took more than {limits.longest_step:.0f} s"
         return ""
+
+
+def full(count: int, link: WorkerLink | None) -> BusyError:
+    """`count` requests run or wait, and no more may."""
+    return BusyError(
+        f"{count} requests are running or waiting already. Send it again later, or raise `model.max_queue`.",
+        retry_after=link.retry_after if link is not None else RETRY_FULL,
+    )
 
 
 def stopping() -> UnavailableError:

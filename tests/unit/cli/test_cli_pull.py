@@ -23,12 +23,14 @@ WHOLE = b"GGUF" + os.urandom(1 << 20) * 24
 
 @dataclass
 class HubServer:
-    """`files` of the repository `owner/name`; with `stall`, an answer stops in the middle, until the client goes."""
+    """`files` of the repository `owner/name`; with `stall`, an answer stops in the middle, until the client goes; with
+    `damage`, its last byte is another one."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: list[str] = field(default_factory=list)
     stall: bool = False
+    damage: bool = False
 
 
 @pytest.fixture
@@ -83,6 +85,8 @@ def hub() -> Iterator[HubServer]:
                 self.wfile.write(data[start : start + (len(data) - start) // 2])
                 self.connection.recv(1)  # returns when the client has gone
                 self.close_connection = True
+            elif state.damage:
+                self.wfile.write(data[start:-1] + bytes([data[-1] ^ 1]))
             else:
                 self.wfile.write(data[start:])
 
@@ -177,6 +181,22 @@ def test_what_was_cut_off_goes_on(pull: Pull, hub: HubServer, tmp_path: Path) ->
     assert len(hub.ranges) == count
     assert pull("owner/name", "m.gguf").returncode == 0
     assert (tmp_path / "models" / "m.gguf").read_bytes() == b"GGUF new"
+
+
+def test_what_came_damaged(pull: Pull, hub: HubServer, tmp_path: Path) -> None:
+    """Neither a transfer nor a disk that changes a byte makes a model of it; the next attempt mends it."""
+    hub.files, hub.damage = {"m.gguf": WHOLE}, True
+    first = pull("owner/name", "m.gguf")
+    assert (first.returncode, "came damaged" in first.stderr) == (5, True), first.stderr
+    assert not (tmp_path / "models" / "m.gguf").exists()
+    hub.damage = False
+    assert pull("owner/name", "m.gguf").returncode == 0
+    path = tmp_path / "models" / "m.gguf"
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"rot")
+    assert pull("owner/name", "m.gguf").returncode == 0
+    assert path.read_bytes() == WHOLE
 
 
 def test_what_is_not_there(pull: Pull, hub: HubServer) -> None:

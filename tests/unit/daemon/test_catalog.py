@@ -129,6 +129,19 @@ def test_a_folder(tmp_path: Path) -> None:
     assert "new" in aliases(found)
 
 
+def test_a_name_that_is_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Linux takes any bytes; a model that nobody can ask for must not break the list of all."""
+    strange = tmp_path / os.fsdecode(b"modell-\xe9.gguf")
+    found = Catalog.from_config(ModelConfig(), folder_of(tmp_path, "a.gguf", strange.name))
+    assert aliases(found) == ["a"]
+    found.look()
+    assert [record.message for record in caplog.records if "is not UTF-8" in record.message] == [
+        f"'{tmp_path}/modell-\\udce9.gguf' is left out: its name is not UTF-8, so rename it"
+    ]
+    with pytest.raises(ModelError, match="not UTF-8"):
+        Catalog.from_config(ModelConfig(path=str(strange)))
+
+
 def test_control_vectors_are_those_of_their_model_and_no_models(tmp_path: Path) -> None:
     models = folder_of(tmp_path, "a.gguf", "b.gguf", "calm.gguf")
     main = ModelConfig(
