@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from ..clients import app_name
 from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
-from ..explain.prompt import Prompt, common_length
+from ..explain.prompt import Prompt, common_length, name_of
 from ..explain.rules import rules_behind
 from ..frames import Frame
 from ..frames.store import Traced
@@ -33,6 +35,8 @@ BEYOND = 256
 _SEAM = 2  # tokens at a prompt's end that may be others once a reply follows
 _LEAST_COMMON = 16  # tokens from which a stored prompt is one that resembles
 _EARLY = 64  # requests that ended before they were accounted for, of which one knows it
+_VALUES = frozenset({"clock", "counter", "random_id", "changing_value"})
+_CLEARLY = 1.25  # times as much
 _PIECES = 400  # sections that are told at most
 
 logger = logging.getLogger(__name__)
@@ -51,19 +55,20 @@ class Accountant:
         trace: Callable[[Space, bytes], Traced | None] = lambda space, tokens: None,
         counters: defaultdict[str, float] | None = None,
         in_force: Callable[[], StableRules] = StableRules,
+        replay: bool = True,
     ) -> None:
         """`pieces`: bytes of each token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32
         LE) of the stored prompt that begins as the given ones, in a request's namespace; asked if none is remembered.
         `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
         so nothing is said to be evicted. `trace`: what the store knows of why such tokens are not found; None: nothing.
         `counters` gets: accounts, account_seconds (by `clock`: of the thread's processor time). `in_force`: the rules
-        that are applied to prompts.
+        that are applied to prompts. `replay`: what was generated is known by its text.
         """
         self._pieces, self._emit, self._stored, self._clock = pieces, emit, stored, clock
         self._trace = trace
         self._counters = defaultdict(float) if counters is None else counters
         self._grain = grain
-        self._in_force = in_force
+        self._in_force, self._replay = in_force, replay
         self._memory = Memory()
         self._lock = threading.Lock()
         self._replies: dict[str, _Reply] = {}  # of the requests that run
@@ -103,7 +108,7 @@ class Accountant:
         try:
             traced = self._trace(space, to_le(tokens)) if generate.cache else None
             account = self._account(generate, tokens, rules, space)
-            account.replayed = replayed
+            account.replayed, account.no_replay = replayed, not self._replay
             if traced is not None:
                 account.gone, account.elsewhere, account.differences = (
                     traced.gone,
@@ -120,11 +125,15 @@ class Accountant:
     def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int], space: Space) -> Account:
         pieces = self._pieces(tokens)
         text = b"".join(pieces).decode(errors="surrogateescape")
-        prompt = Prompt(text, generate.messages, generate.tools or ())
+        moved = bool(rules.keys() & {"move", "move_volatile_line"})
+        prompt = Prompt(text, generate.messages, generate.tools or (), moved=moved)
         ends = _Ends(text, pieces)
         new = Known(generate.rid, generate.client, space, prompt, to_le(tokens), words_of(tokens), self._in_force())
         with self._lock:
             found = self._memory.resembles(new)
+            beside = None
+            if found is not None and found[1] * 2 < len(tokens):
+                beside = self._memory.most_alike(new, *found)
             if generate.cache and generate.rid not in self._early:
                 self._memory.add(new)
                 self._replies[generate.rid] = _Reply()
@@ -139,6 +148,8 @@ class Accountant:
         if len(other.tokens) // 4 - common <= _SEAM:
             known = max(common, ends.token_at(common_length(whole, text)))
         finding = self._finding(other, new, ends)
+        if beside is not None:
+            finding = _costlier(finding, self._finding(beside, new, ends))
         if other.space != space:
             field = "`lora`" if other.space.salt == space.salt else "`cache_salt`"
             finding = Finding("other_namespace", field, 0, "", "", "", len(tokens))
@@ -152,6 +163,7 @@ class Accountant:
             finding,
             rules,
             not generate.cache,
+            reply=_reply_of(other.prompt, prompt),
         )
 
     def _certain(self, known: int, prompt: int) -> int:
@@ -185,6 +197,8 @@ class Accountant:
             if names:
                 place = f"the rule{'s' if len(names) > 1 else ''} {', '.join(f'`{name}`' for name in names)}"
                 found = replace(found, cause="rule_applied", part=place, rule="", setting="on")
+        if app_name(other.client) != app_name(new.client):
+            found = _between_apps(found)
         token = ends.token_at(found.place)
         rest = len(prompt.text) - found.place
         left = ends.count - token
@@ -199,6 +213,30 @@ class Accountant:
             rule=found.rule,
             setting=found.setting,
         )
+
+
+def _between_apps(found: Difference) -> Difference:
+    """Two apps say different things to the model: none of it is a value, and there is no rule for it."""
+    cause = "changed_text" if found.cause == "changing_value" else found.cause
+    rule = found.rule if found.rule == "freeze_clock" else ""
+    return replace(found, cause=cause, rule=rule, setting="on")
+
+
+def _costlier(first: Finding | None, second: Finding | None) -> Finding | None:
+    """`second` is of a prompt that begins less alike: it counts if a value that changes costs much there."""
+    if second is None or second.cause not in _VALUES:
+        return first
+    if first is not None and second.token + second.alike <= (first.token + first.alike) * _CLEARLY:
+        return first
+    return msgspec.structs.replace(second, beside=True)
+
+
+def _reply_of(before: Prompt, after: Prompt) -> str:
+    """Name of the message of `after` that has the reply to `before`, if it goes on."""
+    messages = after.messages or ()
+    index = len(before.messages or ())
+    at_its_place = 0 < index < len(messages) and messages[index].role == "assistant"
+    return name_of(messages[index], index) if at_its_place else ""
 
 
 def _is_stored(end: Finished) -> bool:

@@ -51,6 +51,7 @@ class Explanation(msgspec.Struct, frozen=True):
     rule: str
     setting: str = ""  # what the rule must be set to
     removed: float = 0.0  # when it was evicted, Unix time in s; 0: it was not, or that is not known
+    app: str = ""  # whose prompts the rule is for; "": everybody's
 
 
 class OtherModel(NamedTuple):
@@ -72,18 +73,21 @@ def conclude(
     reused, total = timings.cache_n, timings.total_prompt_n
     finding = account.finding
     cause, place, token, lost, rule = _gone(account, reused, total, gate, other)
-    by_difference = (
-        finding is not None
-        and finding.alike >= _LEAST_LOSS
-        and finding.alike > lost
-        and cause != "computed_faster"
-        and (reused <= finding.token + _SLACK or finding.cause == "other_namespace")  # what was reused is the truth
-    )
+    had = _had(account, reused, total, gate)
+    by_difference = False
+    if finding is not None:
+        gain = finding.alike if not finding.beside else finding.token + finding.alike - had
+        by_difference = (
+            gain >= _LEAST_LOSS
+            and gain > lost
+            # what was reused, or could have been, is the truth
+            and (had <= finding.token + _SLACK or finding.beside or finding.cause == "other_namespace")
+        )
     if finding is not None and by_difference:
         cause, place, token, rule = finding.cause, finding.place, finding.token, finding.rule
         if cause == "other_namespace" and account.differences:
             place = "; ".join(account.differences[:_NAMED])
-        lost = 0 if cause in HARMLESS else min(finding.alike, max(0, total - reused))
+        lost = 0 if cause in HARMLESS else min(gain, max(0, total - had))
     if cause not in HARMLESS and lost < _LEAST_LOSS:
         cause, place, lost, rule = "goes_on", "", 0, ""
     if cause == "goes_on" and _is_unlike(account, reused, total):
@@ -94,7 +98,7 @@ def conclude(
         id=rid,
         cause=cause,
         title=title(cause, place),
-        text=_text(cause, place, token, lost, seconds, reused, total),
+        text=_text(cause, place, token, lost, seconds, reused, total, had - reused),
         place=place,
         token=token,
         lead=shown.lead if shown is not None else "",
@@ -104,11 +108,17 @@ def conclude(
         reused=reused,
         tokens_lost=lost,
         seconds_lost=seconds,
-        advice=advice(cause),
+        advice=advice(cause, account.gone.why if account.gone is not None else "", no_replay=account.no_replay),
         rule=rule,
         setting=(finding.setting if finding is not None else "on") if rule else "",
         removed=account.gone.when if cause == "evicted" and account.gone is not None else 0.0,
     )
+
+
+def _had(account: Account, reused: int, total: int, gate: GateDecision | None) -> int:
+    """Leading tokens that the cache had: those that were reused, and those that were computed as that is faster."""
+    weighed = gate is not None and gate.reason == "computed" and gate.known - reused > _SLACK
+    return min(gate.known, total - 1) if gate is not None and weighed else reused
 
 
 def _is_unlike(account: Account, reused: int, total: int) -> bool:
@@ -130,18 +140,22 @@ def _gone(
         return "cache_off", "", reused, known - reused, ""
     if gate is not None and gate.reason == "prompt_logprobs" and known - reused > _SLACK:
         return "prompt_logprobs", "", reused, known - reused, ""
-    was_weighed = gate is not None and gate.reason == "computed" and gate.known - reused > _SLACK
-    if gate is not None and was_weighed and gate.known + _SLACK >= known:
+    if gate is not None and gate.reason == "late" and known - reused > _SLACK:
+        return "store_away", "", reused, known - reused, ""
+    had = _had(account, reused, total, gate)
+    if had > reused and had + _SLACK >= known:
         return "computed_faster", "", reused, 0, ""
     gone = account.gone
     removed = 0
-    if gone is not None and gone.start >= reused - _BLOCK:
-        removed = min(total - 1, gone.start + gone.count) - reused
-    if known - reused > _SLACK or removed > _SLACK:
-        in_reply = known > account.known_prompt and reused + _SLACK >= account.known_prompt and removed <= _SLACK
-        place = f"{REMOVALS.get(gone.why, gone.why)}, {_when(gone.when)}" if gone is not None and removed > 0 else ""
-        cause = "retokenised" if in_reply else "evicted"
-        return cause, place, reused, max(known - reused, removed), ""
+    if gone is not None and gone.start >= had - _BLOCK:
+        removed = min(total - 1, gone.start + gone.count) - had
+    if gone is not None and removed > _SLACK:
+        place = f"{REMOVALS.get(gone.why, gone.why)}, {_when(gone.when)}"
+        return "evicted", place, had, max(known - had, removed), ""
+    if known - had > _SLACK:
+        if _is_other_tokens(account, known, had):
+            return "retokenised", account.reply, had, known - had, ""
+        return "not_kept", "", had, known - had, ""
     if account.elsewhere - reused > _SLACK:
         place = "; ".join(account.differences[:_NAMED])
         return "other_namespace", place, reused, min(account.elsewhere, total - 1) - reused, ""
@@ -152,20 +166,37 @@ def _gone(
     return "goes_on", "", reused, 0, ""
 
 
+def _is_other_tokens(account: Account, known: int, had: int) -> bool:
+    """Is the reply not found for its tokens? What is known of a prompt shorter than a block was of no use then, as it
+    is kept together with its reply.
+    """
+    if known <= account.known_prompt or account.replayed + _SLACK >= known - account.known_prompt > 0:
+        return False
+    return account.known_prompt - had <= _SLACK or account.known_prompt < _BLOCK
+
+
 def _when(moment: float) -> str:
     """A time of removal, local."""
     return datetime.datetime.fromtimestamp(moment).strftime("on %Y-%m-%d at %H:%M")
 
 
-def _text(cause: str, place: str, token: int, lost: int, seconds: float | None, reused: int, total: int) -> str:
+def _text(
+    cause: str, place: str, token: int, lost: int, seconds: float | None, reused: int, total: int, weighed: int
+) -> str:
+    """`weighed`: tokens that are kept, and were computed."""
     head = f"{reused:,} of {total:,} tokens were reused"
     if cause in HARMLESS:
         return {
-            "computed_faster": f"{head}; more is on disk, but computing is predicted to be faster than reading it.",
+            "computed_faster": f"{head}; {weighed:,} more are kept, but computing them is predicted to be faster than"
+            " reading them.",
             "too_short": f"The prompt has {total} tokens: that is too short to be kept.",
             "never_seen": f"{head}; no prompt like this one was seen since the model was loaded, so the rest was new.",
             "rule_applied": f"{head}: {place} of [stable] came into force or was changed, so this prompt is computed"
             " anew once; those that follow are reused.",
+            "rule_moved": f"{head}: what a rule of [stable] moves out of the system message stands in the last question"
+            " only, so that question and what follows it are computed with each request.",
         }.get(cause, f"{head}: nothing was lost, the rest was new.")
+    if weighed:
+        head = f"{head}; {weighed:,} more are kept, but computing them is predicted to be faster than reading them"
     cost = "" if seconds is None else f", about {seconds:.1f} s"
     return f"{head}. {lost:,} more could have been{cost}: lost to {title(cause, place)}, at token {token:,}."

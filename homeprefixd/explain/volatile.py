@@ -113,7 +113,7 @@ _ROW = re.compile(r"(?:[^,\n]*,){2,}[^,\n]*$")
 
 _FIELD_ENDS = ",;\n"
 _BILLING = re.compile(r"billing|cc_version=|\bcch=", re.I)
-_STATES = frozenset(
+STATES = frozenset(
     re.findall(
         r"\S+",
         "on off open opened closed home away not_home locked unlocked true false yes no playing paused idle"
@@ -231,6 +231,6 @@ def _state(a: str, b: str, at: int) -> Volatile | None:
     found = _both((_WORD,), a, b, at, "changing_value")
     if found is not None and _ID_WORD.search(a[: a.rfind(found.before, 0, at + len(found.before))].rstrip()):
         return found._replace(cause="random_id")
-    if found is None or not {found.before.lower(), found.after.lower()} <= _STATES:
+    if found is None or not {found.before.lower(), found.after.lower()} <= STATES:
         return None
     return found

@@ -15,7 +15,8 @@ from scripted_backend import MODEL, TIMINGS, MemoryAdmin, ScriptedBackend
 from homeprefixd.api.app import create_app
 from homeprefixd.api.keys import APPLY_RULE
 from homeprefixd.api.record_file import RecordFile, recorded
-from homeprefixd.api.records import Record, Records, app_name
+from homeprefixd.api.records import Record, Records
+from homeprefixd.clients import app_name
 from homeprefixd.config import RecordsConfig, ServerConfig
 from homeprefixd.config_file import Applied
 from homeprefixd.errors import UnavailableError, WorkerDiedError
@@ -130,7 +131,7 @@ async def test_what_was_known_and_is_gone(client: TestClient, backend: ScriptedB
     backend.script = script(None, known=99)
     await ask(client)
     told = (await (await client.get("/cache/explain/last")).json())["explanation"]
-    assert (told["cause"], told["tokens_lost"], told["token"]) == ("evicted", 35, 64)
+    assert (told["cause"], told["tokens_lost"], told["token"]) == ("not_kept", 35, 64)
 
 
 async def test_records_that_there_are_not(client: TestClient) -> None:
@@ -283,10 +284,10 @@ def test_days() -> None:
 
 
 async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -> None:
-    used: list[tuple[str, str]] = []
+    used: list[tuple[str, str, str]] = []
 
-    async def use(rule: str, setting: str) -> Applied:
-        used.append((rule, setting))
+    async def use(rule: str, setting: str, app: str) -> Applied:
+        used.append((rule, setting, app))
         return Applied("/etc/c.toml", "")
 
     backend.script = script(msgspec.structs.replace(CLOCK, rule="move", setting="^Now [^\\n]*$"))
@@ -299,8 +300,12 @@ async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -
     with pytest.warns(DeprecationWarning, match="started"):  # a daemon sets it before
         client.app[APPLY_RULE] = use
     done = await client.post(path)
-    assert (done.status, used) == (200, [("move", "^Now [^\\n]*$")])
-    assert await done.json() == {"rule": "move", "setting": "^Now [^\\n]*$", "file": "/etc/c.toml", "reason": ""}
+    assert (done.status, used) == (
+        200,
+        [("move", "^Now [^\\n]*$", "HomeApp")],
+    )  # for the app that asked, not for everybody
+    told = {"rule": "move", "setting": "^Now [^\\n]*$", "app": "HomeApp", "file": "/etc/c.toml", "reason": ""}
+    assert await done.json() == told
     foreign = await client.post(path, headers={"Origin": "https://evil.example"})
     assert foreign.status == 403
     assert (await client.post("/cache/explain/nobody/apply")).status == 404

@@ -128,7 +128,7 @@ def test_the_next_turn() -> None:
     assert explained(account, account.known, count).cause == "goes_on"
     assert explained(account, prompt, count).cause == "retokenised"
     gone = explained(account, 0, count)
-    assert (gone.cause, gone.tokens_lost) == ("evicted", account.known)
+    assert (gone.cause, gone.tokens_lost) == ("not_kept", account.known)
 
 
 def explained(account: Account, reused: int, total: int) -> Explanation:
@@ -144,9 +144,9 @@ def test_what_was_left_on_disk_as_computing_is_faster_is_no_loss() -> None:
     assert (told.cause, told.tokens_lost, told.seconds_lost) == ("computed_faster", 0, 0.0)
     assert "faster" in told.text
     restored = msgspec.structs.replace(left, restored=account.known, reason="faster")
-    assert conclude("b", account, timings(0, count), 10.0, restored).cause == "evicted"  # it was promised, and lost
+    assert conclude("b", account, timings(0, count), 10.0, restored).cause == "not_kept"  # it was promised, and lost
     little = msgspec.structs.replace(left, known=10)  # the store knew little
-    assert conclude("b", account, timings(0, count), 10.0, little).cause == "evicted"
+    assert conclude("b", account, timings(0, count), 10.0, little).cause == "not_kept"
 
 
 def test_what_is_not_known_to_the_end_was_not_evicted() -> None:
@@ -193,7 +193,7 @@ def test_only_what_the_cache_would_surely_give_was_evicted(grain: int) -> None:
     worker.ask("a", CLOCKS[0])
     account, count = worker.ask("b", CLOCKS[0])
     assert account.known == (count if grain == 1 else count // 64 * 64 if grain else 0)
-    assert (explained(account, 0, count).cause == "evicted") == (grain > 0)
+    assert (explained(account, 0, count).cause == "not_kept") == (grain > 0)
 
 
 def test_what_was_not_stored_was_not_evicted() -> None:

@@ -73,8 +73,8 @@ def test_evicted_when_and_why(why: str) -> None:
 
 def test_evicted_though_nobody_knows_when() -> None:
     found = told(64, 500, resembles=True, known=400, known_prompt=400)
-    assert (found.cause, found.tokens_lost, found.place, found.removed) == ("evicted", 336, "", 0.0)
-    assert found.title == "eviction: it was known and is not kept any more"
+    assert (found.cause, found.tokens_lost, found.place, found.removed) == ("not_kept", 336, "", 0.0)
+    assert "more room" not in found.advice  # nothing says that there was none
 
 
 def test_what_went_behind_what_was_reused_is_no_loss() -> None:

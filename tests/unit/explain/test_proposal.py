@@ -48,8 +48,7 @@ def test_a_rule_is_found_for_nearly_all_that_moves() -> None:
     some = [one for one in told if one is not None and one.part == "the system message"]
     moving_ones = [one for one in some if one.cause in ("clock", "counter", "random_id")]
     assert len(moving_ones) > 30
-    without = [one for one in moving_ones if not one.rule]
-    assert not without
+    assert [one.before for one in moving_ones if not one.rule] == ["35120"]  # its line goes on: "; keep within it."
 
 
 LINES = "Be kind.\nRule one of this house: doors stay shut.\n{}\n" + "Another rule that is long enough.\n" * 3
