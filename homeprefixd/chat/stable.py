@@ -38,7 +38,7 @@ _PLACE_WORD = (
 _IS = r"(?:[^\n:=.,;!?]{0,30}[:=]|(?:\s+(?:outside|inside|now|today|in(?: the)? \w+))?\s+is\b|\s*[#№]?\s*\d)"
 """What stands between such a word and its value; else the word begins a sentence (`Turn off the light.`)."""
 
-_SAID_PLACE = re.compile(r"[#*\-\s]*(?:you are in (?:the )?area|the user is in)\b", re.IGNORECASE)
+_SAID_PLACE = re.compile(r"[#*\-\s]*you are in (?:the )?area\b", re.IGNORECASE)
 """As Home Assistant says it; that what is asked for is meant there stands behind it in the same line."""
 
 INSTRUCTION = re.compile(
@@ -60,7 +60,11 @@ _LINE = re.compile(r"^[^\n]{1,240}$", re.MULTILINE)
 _NUMBERS = re.compile(r"\d[:./-]\d")
 _CLOCK_AT_ALL = re.compile(_CLOCK, re.IGNORECASE)
 _TIMED_LINE = re.compile(rf"[^\n]*\b{_CLOCK_WORD}\b[^\n]*{_CLOCK}|[^\n]{{0,40}}{_CLOCK}[^\n]{{0,40}}$", re.IGNORECASE)
-_PLACE_LINE = re.compile(rf"[#*\-\s]*{_PLACE_WORD}\b{_IS}", re.IGNORECASE)
+_STANDS = (
+    r"(?:the |this )?(?:user|speaker|device|satellite|tablet|panel|microphone)"
+    r" (?:is|stands|is placed|is located|speaks)(?: now)? (?:in|from)\b"
+)
+_PLACE_LINE = re.compile(rf"[#*\-\s]*(?:{_PLACE_WORD}\b{_IS}|{_STANDS})", re.IGNORECASE)
 """A short line that says what time it is, where somebody is, or what the weather is like."""
 
 _MOST_LINES = 8  # that are moved: more are no stray lines, but a list with times in it

@@ -19,6 +19,12 @@ _SLACK = 8
 _LEAST_LOSS = 24
 """Tokens: what is less is not worth a word."""
 
+_LEAST_FOUND = 12
+"""The same, where it is known well what it is."""
+
+_ROUGH = frozenset({"changed_text", "inserted_text", "history_edited", "history_truncated"})
+"""Causes of texts that may be alike by chance, as what the template writes is."""
+
 _BLOCK = 64
 """Tokens: what was removed begins at most so far before what was reused, as of a block a part may have been."""
 
@@ -78,7 +84,7 @@ def conclude(
     if finding is not None:
         gain = finding.alike if not finding.beside else finding.token + finding.alike - had
         by_difference = (
-            gain >= _LEAST_LOSS
+            gain >= (_LEAST_LOSS if finding.cause in _ROUGH else _LEAST_FOUND)
             and gain > lost
             # what was reused, or could have been, is the truth
             and (had <= finding.token + _SLACK or finding.beside or finding.cause == "other_namespace")
@@ -88,7 +94,7 @@ def conclude(
         if cause == "other_namespace" and account.differences:
             place = "; ".join(account.differences[:_NAMED])
         lost = 0 if cause in HARMLESS else min(gain, max(0, total - had))
-    if cause not in HARMLESS and lost < _LEAST_LOSS:
+    if cause not in HARMLESS and lost < (_LEAST_LOSS if cause in _ROUGH or not by_difference else _LEAST_FOUND):
         cause, place, lost, rule = "goes_on", "", 0, ""
     if cause == "goes_on" and _is_unlike(account, reused, total):
         cause = "never_seen"
@@ -152,15 +158,16 @@ def _gone(
     if gone is not None and removed > _SLACK:
         place = f"{REMOVALS.get(gone.why, gone.why)}, {_when(gone.when)}"
         return "evicted", place, had, max(known - had, removed), ""
-    if known - had > _SLACK:
+    elsewhere = round(total * other.share) - reused if other is not None else 0
+    if known - had > max(_SLACK, elsewhere):
         if _is_other_tokens(account, known, had):
             return "retokenised", account.reply, had, known - had, ""
         return "not_kept", "", had, known - had, ""
     if account.elsewhere - reused > _SLACK:
         place = "; ".join(account.differences[:_NAMED])
         return "other_namespace", place, reused, min(account.elsewhere, total - 1) - reused, ""
-    if other is not None and reused < total * other.share - _LEAST_LOSS:
-        return "other_model", other.name, reused, round(total * other.share) - reused, ""
+    if other is not None and elsewhere > _LEAST_LOSS:
+        return "other_model", other.name, reused, elsewhere, ""
     if not account.resembles:
         return "never_seen", "", reused, 0, ""
     return "goes_on", "", reused, 0, ""
@@ -195,7 +202,7 @@ def _text(
             " anew once; those that follow are reused.",
             "rule_moved": f"{head}: what a rule of [stable] moves out of the system message stands in the last question"
             " only, so that question and what follows it are computed with each request.",
-        }.get(cause, f"{head}: nothing was lost, the rest was new.")
+        }.get(cause, f"{head}: nothing was lost, the rest is new, or stands behind what is new.")
     if weighed:
         head = f"{head}; {weighed:,} more are kept, but computing them is predicted to be faster than reading them"
     cost = "" if seconds is None else f", about {seconds:.1f} s"

@@ -36,6 +36,8 @@ _VALUE = 40  # characters of a line that change: what is longer is a text rather
 _SAME_START = 24  # characters: a text of which the beginning was cut off does not begin like the whole
 _SUMMARY = 2  # messages that stand for those that were cut off: a summary, and that it was understood
 _OF_ENTRIES = ("counter", "changing_value")
+_EDITED = 160  # characters behind a change from which a last message is one that was edited
+_NEARLY_ALL = 0.75
 _FOUND_AGAIN = 64  # characters that must come again for one text to be in another
 
 
@@ -365,6 +367,8 @@ def _is_new_question(before: Prompt, after: Prompt, part: Part, alike: int, rest
     """Only what is asked differs: what stands behind it is the template's."""
     if after.messages is None:
         return alike * 2 < rest
+    if alike >= _EDITED and alike > _NEARLY_ALL * rest:
+        return False  # a word of a long text was changed
     if part.kind == "template" or part.kind == "message":
         first_new = min(len(before.messages or ()), _last_user(after))
         return part.index < 0 or part.index >= min(first_new, _last_user(before))

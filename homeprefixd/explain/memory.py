@@ -15,7 +15,7 @@ from .prompt import Prompt
 
 _LEAST_LIKENESS = 0.4
 _SAME_CLIENT = 0.25  # what it counts beside likeness and what is shared, each up to 1
-_MORE = 1.2  # times as alike is clearly more
+_LESS_UNLIKE = 0.5  # of the tokens that another one lacks: who lacks no more of them is clearly more alike
 _EARLY = 4096  # tokens of a prompt whose set tells how alike two are
 
 
@@ -68,14 +68,15 @@ class Memory:
         """One of the same app that has clearly more in common with it than `than`, with which it shares more leading
         tokens (`common`): an area or a person comes again, while what stands behind it has changed. None if none has.
         """
-        least = _MORE * _likeness(than, new)
+        least = 1.0 - _LESS_UNLIKE * (1.0 - _likeness(than, new))
         best: Known | None = None
+        most = 0.0
         for known in reversed(self._known.values()):
             if known is than or known.space != new.space or known.client != new.client:
                 continue
             likeness = _likeness(known, new)
-            if likeness > max(least, _LEAST_LIKENESS):
-                least, best = likeness, known
+            if likeness >= max(least, _LEAST_LIKENESS) and likeness > most:
+                most, best = likeness, known
         return best if best is not None and common_tokens(best.tokens, new.tokens) <= common else None
 
     def resembles(self, new: Known) -> tuple[Known, int] | None:

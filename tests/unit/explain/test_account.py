@@ -70,11 +70,13 @@ class Worker:
         self.asked += 1
         return self._stored
 
-    def ask(self, rid: str, chat: Chat, reply: str | None = "Done.", **more: Any) -> tuple[Account, int]:
-        """What was told of a request, and how many tokens it had."""
+    def ask(
+        self, rid: str, chat: Chat, reply: str | None = "Done.", rules: Sequence[str] = ("rule",), **more: Any
+    ) -> tuple[Account, int]:
+        """What was told of a request, and how many tokens it had. `rules`: those that were applied."""
         tokens = self.words.tokens(chat.prompt().text)
         base = Generate(rid, chat.messages or None, chat.text or None, chat.tools, {}, 8, [], Sampling(), True)
-        self.accountant.take(msgspec.structs.replace(base, **more), tokens, {"rule": 1})
+        self.accountant.take(msgspec.structs.replace(base, **more), tokens, dict.fromkeys(rules, 1))
         account = self.frames[-1]
         assert isinstance(account, Account)
         if reply is not None:
@@ -331,8 +333,9 @@ def test_a_rule_that_came_into_force_is_the_reason_once(rules: StableRules, firs
     told = conclude("b", account, timings(account.known, count - account.known), 10.0)
     assert (told.cause, told.tokens_lost, told.rule) == ("rule_applied", 0, "")
     assert f"`{name}` of [stable]" in told.text
-    account, count = worker.ask("c", under(rules, first))
-    assert explained(account, account.known, count).cause == "goes_on"
+    account, count = worker.ask("c", under(rules, first), rules=(name,))
+    moved = first != second and name != "custom"
+    assert explained(account, account.known, count).cause == ("rule_moved" if moved else "goes_on")
     back = Worker()  # the other way round: it is not in force any more
     back.rules = rules
     back.ask("a", under(rules, first))
@@ -357,3 +360,22 @@ def test_a_rule_that_changed_nothing_here_is_not_the_reason() -> None:
     account, _count = worker.ask("b", under(rules, chats[1]))
     assert account.finding is not None
     assert account.finding.cause == "clock"
+
+
+OLD = "Old words about the ferry, the price and the pier. " * 9
+NEW = "New rules for the museum, its guards and its lamps at night. " * 9
+OF_A_HOUSE = "You are the voice assistant of the Nilsson family. Answer in plain text, keep it short, and use its tools. "
+
+
+def test_a_value_that_comes_again_is_found_though_another_prompt_begins_more_alike() -> None:
+    """Of two rooms, of which the first comes again after the text behind it was changed."""
+    worker = Worker()
+    for rid, room, text in (("a", "Bathroom", OLD), ("b", "Kitchen", NEW), ("c", "Bathroom", NEW)):
+        account, count = worker.ask(rid, Chat([system(f"Area: {room}.\n{OF_A_HOUSE}{text}"), user("Which way?")]))
+    told = conclude("c", account, timings(account.known, count - account.known), 10.0)
+    assert (told.cause, told.place, told.before, told.after) == (
+        "changing_value", "the system message", "Area: Kitchen.", "Area: Bathroom.",
+    )  # fmt: skip
+    assert told.tokens_lost > count / 2
+    assert told.tokens_lost <= count - account.known
+    assert told.rule == "move_volatile_line"
