@@ -26,6 +26,9 @@ _SHORTEST_HEAD = 3  # letters before the first value, by which a line is known a
 _GAIN = 16  # characters that must be the same behind what is moved
 _ENDS = 4  # of sentences that are tried: a date has dots too
 _SENTENCE_END = re.compile(r"[.!?。](?=\s|$)|。")
+_SENTENCE = re.compile(r"w[.!?。]")
+"""As `_shape` has it."""
+
 _STRUCTURE = re.compile(r"[{}\"]|^\s+\S")
 """A line that says nothing without those around it: JSON, or indented."""
 
@@ -209,6 +212,8 @@ def _to_end(text: str, start: int, place: int) -> str:
 
 def _stands_in_a_list(text: str, start: int, line: str) -> bool:
     """Do its neighbours look like it? Then it is one of many that may change, and moving one helps little."""
+    if _SENTENCE.fullmatch(_shape(line)):  # all of them look alike
+        return False
     end = start + len(line)
     above = text[:start].rstrip("\n").rsplit("\n", 1)[-1]
     below = text[end:].lstrip("\n").split("\n", 1)[0]

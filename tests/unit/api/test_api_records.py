@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +341,36 @@ async def test_whose_a_prefix_is(client: TestClient, backend: ScriptedBackend, a
     admin.request = "forgotten"
     [prefix] = (await (await client.get("/cache/prefixes")).json())["prefixes"]
     assert prefix["app"] == ""
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.jsonl"
+    record = Record("a", "app", "app", "demo", 0.0)
+    file = RecordFile(path, 1 << 20, 1)
+    written = os.write
+    calls: list[int] = []
+
+    def short(descriptor: int, data: bytes) -> int:
+        """As a disk does that has ten bytes left, and then none."""
+        calls.append(len(data))
+        if len(calls) in (2, 3):
+            if len(calls) == 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return written(descriptor, data[:10])
+        return written(descriptor, data)
+
+    monkeypatch.setattr(os, "write", short)
+    for _ in range(3):
+        file.put(record)
+    file.close()
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["a", "a"]
+    assert file.dropped == 1
+
+
+def test_a_half_line_of_a_process_that_was_killed_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "ha')
+    file = RecordFile(path, 1 << 20, 1)
+    file.put(Record("b", "app", "app", "demo", 0.0))
+    file.close()
+    assert json.loads(path.read_text().splitlines()[1])["id"] == "b"

@@ -364,7 +364,9 @@ def test_a_rule_that_changed_nothing_here_is_not_the_reason() -> None:
 
 OLD = "Old words about the ferry, the price and the pier. " * 9
 NEW = "New rules for the museum, its guards and its lamps at night. " * 9
-OF_A_HOUSE = "You are the voice assistant of the Nilsson family. Answer in plain text, keep it short, and use its tools. "
+OF_A_HOUSE = (
+    "You are the voice assistant of the Nilsson family. Answer in plain text, keep it short, and use its tools. "
+)
 
 
 def test_a_value_that_comes_again_is_found_though_another_prompt_begins_more_alike() -> None:
@@ -379,3 +381,64 @@ def test_a_value_that_comes_again_is_found_though_another_prompt_begins_more_ali
     assert told.tokens_lost > count / 2
     assert told.tokens_lost <= count - account.known
     assert told.rule == "move_volatile_line"
+
+
+MORITZ, FRIEDA = (
+    f"You are {name}, a helpful assistant for the workshop.\nThe time is {time}.\n{NEW}"
+    for name, time in (("Moritz", "21:15"), ("Frieda", "21:15"))
+)
+
+
+def test_there_is_no_rule_for_what_two_apps_say() -> None:
+    worker = Worker()
+    worker.ask("a", Chat([system(MORITZ), user("Hello?")]), client="10.0.0.2 max-app/1")
+    account, count = worker.ask("b", Chat([system(FRIEDA), user("Hello?")]), client="10.0.0.2 eva-app/1")
+    told = conclude("b", account, timings(account.known, count - account.known), 10.0)
+    assert (told.cause, told.rule) == ("changed_text", "")
+    for app, cause, rule in (("max-app/2", "clock", "move_volatile_line"), ("eva-app/1", "clock", "")):
+        worker = Worker()
+        worker.ask("a", Chat([system(MORITZ), user("Hello?")]), client="10.0.0.2 max-app/1")
+        later = Chat([system(MORITZ.replace("21:15", "21:16")), user("Hello?")])
+        account, count = worker.ask("b", later, client=f"10.0.0.2 {app}")
+        told = conclude("b", account, timings(account.known, count - account.known), 10.0)
+        assert (told.cause, told.rule) == (cause, rule)
+
+
+def test_what_a_rule_moves_is_not_blamed_on_the_app() -> None:
+    """Neither in the next turn, where the old question has no clock any more, nor where only the clock differs."""
+    rules = StableRules(move_volatile_line=True)
+    base = [system(f"The time is 21:15.\n{NEW}"), user("Is the light in the hall on? " * 4)]
+    worker = Worker()
+    worker.ask("a", under(rules, Chat(base)), "Yes, it is, as you wanted.", rules=("move_volatile_line",))
+    turn = Chat(
+        [system(f"The time is 21:16.\n{NEW}"), base[1], Message("assistant", "Yes, it is."), user("Since when?")]
+    )
+    once = Chat([system(f"The time is 21:17.\n{NEW}"), base[1]])
+    for rid, chat in (("b", turn), ("c", once)):
+        account, count = worker.ask(rid, under(rules, chat), rules=("move_volatile_line",))
+        told = conclude(rid, account, timings(account.known, count - account.known), 10.0)
+        assert (told.cause, told.tokens_lost, told.rule, told.advice) == ("rule_moved", 0, "", "")
+        assert "what a rule of [stable] moves" in told.text
+    typed = Chat([system(NEW), user("Current values:\n1\n\nWhy? " + "And how? " * 20)])
+    other = Chat([system(NEW), user("Current values:\n2\n\nWhy? " + "And how? " * 20)])
+    worker.ask("d", typed)
+    account, count = worker.ask("e", other)  # no rule was applied: somebody has typed it
+    assert explained(account, account.known, count).cause == "counter"
+
+
+def test_a_reply_that_its_template_writes_otherwise() -> None:
+    """As Mistral's writes a blank before it. It has its place, and what to do if the memo is off."""
+    worker = Worker()
+    template = "{% for m in messages %}[{{ m.role }}]{{ ' ' if m.role == 'assistant' }}{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    reply = "It is on, and so is the one in the hall, as you have asked for before you went out to the garden, yes."
+    before = [system(house("Be kind.")), user("Light on, please.")]
+    worker.ask("a", Chat(before, template=template), reply)
+    after = Chat([*before, Message("assistant", reply), user("Why?")], template=template)
+    account, count = worker.ask("b", after)
+    told = explained(account, account.known_prompt, count)
+    assert (told.cause, told.place) == ("retokenised", "message 3 (assistant)")
+    assert told.tokens_lost > 12
+    assert "template" in told.advice
+    account.no_replay = True
+    assert "`cache.replay`" in explained(account, account.known_prompt, count).advice
