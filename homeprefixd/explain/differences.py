@@ -74,6 +74,8 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         and not _something_went(before, part, a, b, place)
     ):
         return None
+    if cause == "retokenised":  # its words are the same, though not all of them are found as pieces
+        alike = max(alike, min(len(b) - place, _reply_length(before, after)))
     proposal = _proposed(cause, before, after, place, part)
     start = _start_of(new, b, place) if new is not None else place
     return Difference(
@@ -87,6 +89,13 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         rule=proposal.rule,
         setting=proposal.setting,
     )
+
+
+def _reply_length(before: Prompt, after: Prompt) -> int:
+    """Characters of the message that has the reply to `before`."""
+    messages = after.messages or ()
+    index = len(before.messages or ())
+    return len(messages[index].content or "") if index < len(messages) else 0
 
 
 def _start_of(value: str, text: str, place: int) -> int:

@@ -439,6 +439,12 @@ def test_a_reply_that_its_template_writes_otherwise() -> None:
     told = explained(account, account.known_prompt, count)
     assert (told.cause, told.place) == ("retokenised", "message 3 (assistant)")
     assert told.tokens_lost > 12
+    reply = " " + "lamp" * 40 + "\nyes"  # of which no piece is found whole behind another blank
+    worker.ask("c", Chat([*before, user("More?")], template=template), reply)
+    again, total = worker.ask(
+        "d", Chat([*before, user("More?"), Message("assistant", reply), user("Why?")], template=template)
+    )
+    assert explained(again, again.known_prompt, total).cause == "retokenised"
     assert "template" in told.advice
     account.no_replay = True
     assert "`cache.replay`" in explained(account, account.known_prompt, count).advice
