@@ -54,16 +54,20 @@ class Verifier:
         self._submit = submit
         self._running = threading.Lock()
 
+    @property
+    def running(self) -> bool:
+        return self._running.locked()
+
     def run(
         self,
         *,
         repair: bool,
-        rate: float,
+        rate: float | Callable[[], float],
         stop: threading.Event,
         pause: Callable[[], bool] = lambda: False,
         found: Findings | None = None,
     ) -> Findings | None:
-        """Read everything, at most `rate` bytes a second (0: as fast as it goes). None if another pass is running.
+        """Read everything, at most `rate` bytes a second (0: as fast as it goes). None if it is doing so already.
 
         `repair`: remove what is damaged. `stop` ends it early; while `pause` says so, it waits. `found`: where it
         counts. Raises DiskTroubleError if the tables themselves cannot be read.
@@ -71,12 +75,13 @@ class Verifier:
         if not self._running.acquire(blocking=False):
             return None
         try:
-            return self._run(repair, rate, stop, pause, Findings() if found is None else found)
+            speed = rate if callable(rate) else lambda: rate
+            return self._run(repair, speed, stop, pause, Findings() if found is None else found)
         finally:
             self._running.release()
 
     def _run(
-        self, repair: bool, rate: float, stop: threading.Event, pause: Callable[[], bool], found: Findings
+        self, repair: bool, rate: Callable[[], float], stop: threading.Event, pause: Callable[[], bool], found: Findings
     ) -> Findings:
         unreadable: dict[bytes, bytes] = {}
         begin = time.monotonic()
@@ -89,7 +94,8 @@ class Verifier:
             checked = self._some(at)
             self._take(checked, found, repair, unreadable)
             at = checked.following
-            stop.wait(max(0.001, checked.size / rate if rate else 0.0))
+            speed = rate()
+            stop.wait(max(0.001, checked.size / speed if speed else 0.0))
         if unreadable:
             log.error("%d stored nodes are damaged; they are removed, with those below them", len(unreadable))
             found.removed += self._in_writer(lambda: self._cache.discard(unreadable))
@@ -153,10 +159,12 @@ class Scrubber:
     """A thread that verifies everything now and then, while nothing else happens."""
 
     def __init__(
-        self, cache: Cache, verifier: Verifier, submit: Submit, *, rate: float = SCRUB_RATE, every: float = SCRUB_EVERY
+        self, cache: Cache, asked: Verifier, submit: Submit, *, rate: float = SCRUB_RATE, every: float = SCRUB_EVERY
     ) -> None:
+        """`asked`: what somebody has asked for, while which it waits."""
         self._cache = cache
-        self._verifier = verifier
+        self._asked = asked
+        self._verifier = Verifier(cache, submit)
         self._submit = submit
         self._rate = rate
         self._every = every
@@ -187,13 +195,16 @@ class Scrubber:
         }
 
     def set_rate(self, rate: float) -> None:
-        """Bytes a second from the next pass on; 0: no further pass."""
+        """Bytes a second from now on; 0: none, a pass that is running waits."""
         self._rate = rate
 
     def stop(self) -> None:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _must_wait(self) -> bool:
+        return self._asked.running or self._rate <= 0 or self._is_busy()
 
     def _live(self) -> None:
         disk = self._cache.disk
@@ -205,7 +216,7 @@ class Scrubber:
             self._found, self._running = Findings(), True
             try:
                 found = self._verifier.run(
-                    repair=True, rate=self._rate, stop=self._stop, pause=self._is_busy, found=self._found
+                    repair=True, rate=lambda: self._rate, stop=self._stop, pause=self._must_wait, found=self._found
                 )
             except Exception as error:
                 self._cache.trouble("verifying what is stored", error)

@@ -270,6 +270,30 @@ def test_the_scrubber_keeps_its_rate_and_gives_way(house: House, writing: Writin
     assert scrubber.figures()["bytes"] / (took + 0.05) <= 4e6
 
 
+def test_who_asks_does_not_wait_for_the_scrubber(house: House, writing: Writing) -> None:
+    """It takes hours for a large store; it pauses for them, as it does where its rate is set to nothing."""
+    house.save(PROMPT, size=600_000)  # 1.8 MB as stored
+    house.reopen()
+    asked = Verifier(house.cache, writing.jobs.append)
+    scrubber = Scrubber(house.cache, asked, writing.jobs.append, every=100.0, rate=1e5)
+    house.now += 1000.0
+    scrubber.start()
+    until = time.monotonic() + 20
+    while not scrubber.figures()["bytes"] and time.monotonic() < until:
+        house.now += 31.0
+        time.sleep(0.01)
+    found = asked.run(repair=False, rate=0, stop=threading.Event())
+    assert found is not None
+    assert (found.nodes, found.complete) == (6, True)
+    assert scrubber.figures()["running"]
+    scrubber.set_rate(0)
+    time.sleep(0.1)
+    before = scrubber.figures()["bytes"]
+    time.sleep(1.5)
+    assert scrubber.figures()["bytes"] == before
+    scrubber.stop()
+
+
 class TestProcess:
     def test_verify_and_repair(
         self, tmp_path: Path, start_store: Callable[..., Store], start_worker: Callable[[Store], Worker]
