@@ -94,13 +94,16 @@ class WriteBehind:
     def write_path(self, path: Sequence[HotNode]) -> None:
         """Write nodes of a path, parents before children, without waiting for their time: as many as fit."""
         cache, at = self._cache, 0
-        if self._daily_writes:
-            self._spare_the_disk()
-        while at < len(path) and not (self.day_is_over or cache.clock() < self._retry_at or cache.out_of_time()):
+        while at < len(path) and not (cache.clock() < self._retry_at or cache.out_of_time()):
+            if self._daily_writes:
+                self._spare_the_disk()
+            if self.day_is_over:
+                return
             batch: list[HotNode] = []
+            limit = self._batch_bytes()
             with cache.lock:
                 for hot in path[at:]:
-                    if batch and sum(other.size for other in batch) + hot.size > self._disk.batch_bytes:
+                    if batch and sum(other.size for other in batch) + hot.size > limit:
                         break
                     at += 1
                     if hot.indexed and not hot.warm:
@@ -150,6 +153,11 @@ class WriteBehind:
                 cache.counters.dropped_nodes += len(waiting)
                 cache.counters.spared_nodes += len(waiting)
 
+    def _batch_bytes(self) -> int:
+        """Of state that may be written in one transaction: no more than is left of the day, a block excepted."""
+        left = self._daily_writes - self._disk.sums.written.on(self._cache.wall())
+        return min(self._disk.batch_bytes, max(1, left)) if self._daily_writes else self._disk.batch_bytes
+
     def try_again(self) -> None:
         """The disk may have room again: do not wait, and let it grow."""
         self._held_until = 0.0
@@ -187,7 +195,7 @@ class WriteBehind:
         """The next nodes to store, parents first, pinned until `_written`."""
         chosen: dict[HotNode, None] = {}
         size = 0
-        limit = self._disk.batch_bytes
+        limit = self._batch_bytes()
         for hot in list(self._cache.queue) if everything else self._cache.queue.due(now):
             chain: list[HotNode] = []
             at: HotNode | None = hot
