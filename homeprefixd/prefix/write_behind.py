@@ -25,6 +25,7 @@ _TOUCH_SECONDS = 60.0
 _BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
 _SHARE_STEP = 32  # of a full share so much more goes at once: looking for it costs as much for little as for much
 _LOOK_SECONDS = 2.0  # between looks whether a full disk has room again
+_FILE_SHARE = 1.1  # of the budget that the file may take
 _FULL_SECONDS = (
     10.0,
     600.0,
@@ -230,6 +231,7 @@ class WriteBehind:
         covered: Sequence[bytes] = ()
         failure: Exception | None = None
         stale: list[bytes] = []
+        met = False  # a smaller budget, now
         try:
             self._repair()
             self._cache.registry.put(self._disk)
@@ -240,7 +242,7 @@ class WriteBehind:
                 shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
                 why = {node.record.key: "smaller" for node in shrunk}
-                self._shrinking = bool(shrunk)
+                self._shrinking, met = bool(shrunk), not shrunk
             others = len(gone)
             refused = self._keep_shares(batch, touches, gone)
             why |= {node.record.key: "share" for node in gone[others:]}
@@ -289,7 +291,24 @@ class WriteBehind:
             if failure is not None:
                 self._cache.touched = {**touches, **self._cache.touched}
         self._judge(failure)
+        if met and failure is None:
+            self._give_back()
         return failure is None or isinstance(failure, BudgetError)
+
+    def _give_back(self) -> None:
+        """A budget that was made smaller is met by what is stored: the file, which does not shrink by itself, too."""
+        size, live = self._disk.file_bytes(), self._disk.used()
+        left = self._daily_writes - self._disk.sums.written.on(self._cache.wall())
+        if size <= self._disk.limit * _FILE_SHARE or self._cache.deadline is not None:
+            return
+        if self._daily_writes and live > left:
+            log.info("the store's file takes %d MiB more than its budget: `compact` gives them back", _over(self._disk))
+            return
+        try:
+            before, after = self._disk.compact()
+            log.info("the store's file was compacted for its smaller budget: %d MiB, now %d", before >> 20, after >> 20)
+        except (DiskFullError, DiskTroubleError) as error:
+            log.warning("the store's file is larger than its budget, and cannot be compacted now: %s", error)
 
     def _state_of(self, hot: HotNode) -> Callable[[], memoryview]:
         return lambda: self._cache.state(hot, self._scratch)
@@ -437,6 +456,11 @@ class WriteBehind:
                 self._cache.repairs.remove(key)
                 self._cache.show((key, *gone))
                 self._cache.left_disk(gone, drop=True, hidden_before=True)
+
+
+def _over(disk: Disk) -> int:
+    """MiB of the file beyond its budget."""
+    return (disk.file_bytes() - disk.limit) >> 20
 
 
 def _mib(disk: Disk) -> int:

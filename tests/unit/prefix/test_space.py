@@ -146,6 +146,8 @@ class TestBudget:
         house.cache.write()
         assert len(steps) > 1
         assert disk.used() <= 6 * MIB
+        assert disk.file_bytes() <= 1.1 * 6 * MIB
+        assert house.restore([0] * 64)[0][0] == "hot"
         house.cache.check_integrity()
         house.reopen()
         assert there(house, range(1)) == 1
