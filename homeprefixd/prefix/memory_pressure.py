@@ -3,6 +3,7 @@
 Two signs: the share of time in which somebody waited for memory (the kernel's pressure stall information), and how much
 could be allocated without swapping. It gives back fast and takes again slowly, and what begins and what ends a pressure
 lie apart, so that it does not swing. What was only in RAM is written first; what is leased stays until it is released.
+What lies on disk is used all the same: it passes through a small part of memory, which is given back at the next look.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _LEAST_FREE = 0.03  # of the machine's memory: less begins a pressure, twice as 
 _LEAST_FREE_BYTES = (64 << 20, 1 << 30)  # the same: at least, at most
 _SHARE = 8  # of the limit that goes in one step, or more if more is lacking
 _GROWTH = 16  # of the limit that comes back in one step
+_PASSAGE = 64 << 20  # bytes that may be used while memory is short
+_PASSAGE_SHARE = 8  # of the limit; the smaller one counts
 _FEW = 64  # nodes that go while the cache's lock is held
 
 log = logging.getLogger(__name__)
@@ -124,17 +127,22 @@ class Relief:
             whole = self._allowance.value >= self._allowance.limit
             self._allowance.limit = limit
             self._allowance.value = limit if whole else min(limit, self._allowance.value)
-            arena.allowance = self._allowance.value
+            arena.allowance = self._with_passage(self._allowance.value)
         self.shrink()
         return limit
+
+    def _with_passage(self, allowance: int) -> int:
+        """What may be in use between two looks."""
+        return max(allowance, min(_PASSAGE, self._allowance.limit // _PASSAGE_SHARE))
 
     def look(self) -> None:
         """One look at the machine, and what follows from it."""
         cache = self._cache
         reading = self._read()
         with cache.lock:
-            before, whole = cache.arena.allowance, self._allowance.limit
-            after = cache.arena.allowance = self._allowance.next(reading, cache.arena.used, cache.clock())
+            before, whole = self._allowance.value, self._allowance.limit
+            after = self._allowance.next(reading, cache.arena.used, cache.clock())
+            cache.arena.allowance = self._with_passage(after)
         if after < before == whole:
             log.warning(
                 "memory is short (%d MiB available, somebody waits %.0f %% of the time): the hot tier gives back",
@@ -147,18 +155,18 @@ class Relief:
 
     def shrink(self) -> None:
         """Evict until the allowance is met, as far as nodes may go, and give all free memory back."""
-        cache = self._cache
+        cache, allowance = self._cache, self._allowance.value
         more = True
         while more and not self._stop.is_set():
             with cache.lock:
                 for _number in range(_FEW):
-                    more = cache.arena.used > cache.arena.allowance and cache.hot.evict()
+                    more = cache.arena.used > allowance and cache.hot.evict()
                     if not more:
                         break
         given = 1
         while given and not self._stop.is_set():
             with cache.lock:
-                given = cache.arena.give_back(float("inf"), max(0, cache.arena.allowance - cache.arena.used))
+                given = cache.arena.give_back(float("inf"), max(0, allowance - cache.arena.used))
 
     def _live(self) -> None:
         while not self._stop.wait(self._every):

@@ -239,7 +239,8 @@ def _check_namespace(cache: Cache, description: Mapping[str, Any]) -> Namespace:
         namespace = namespace_of(description)
     except (TypeError, ValueError) as error:
         raise TransferError("what it says of its model cannot be read") from error
-    if cache.usage.is_open(namespace):
+    was_used = namespace in cache.namespaces and namespace not in cache.usage.stale(cache.namespaces)
+    if cache.usage.is_open(namespace) or (cache.usage.is_configured and was_used):  # such as an API key's own
         return namespace
     here = cache.usage.descriptions()
     if not here and not cache.usage.is_configured:  # no daemon runs: what it stored before is what it can use

@@ -25,6 +25,7 @@ SCRUB_EVERY = 7 * 86_400.0
 """Seconds between the end of one pass over all and the beginning of the next."""
 
 _IDLE_SECONDS = 30.0  # without look-ups and commits, after which scrubbing goes on
+_LOOK = 0.2  # seconds between questions whether to stop
 _NAMED = 100  # problems that are named
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,13 @@ class Findings:
     complete: bool = False
 
 
+def _rest(seconds: float, stop: Callable[[], bool]) -> None:
+    """Wait, but not beyond what `stop` says."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not stop():
+        time.sleep(min(left, _LOOK))
+
+
 class Verifier:
     """Passes over all nodes of a cache. One at a time."""
 
@@ -54,42 +62,53 @@ class Verifier:
         self._submit = submit
         self._running = threading.Lock()
 
+    @property
+    def running(self) -> bool:
+        return self._running.locked()
+
     def run(
         self,
         *,
         repair: bool,
-        rate: float,
-        stop: threading.Event,
+        rate: float | Callable[[], float],
+        stop: Callable[[], bool] = lambda: False,
         pause: Callable[[], bool] = lambda: False,
         found: Findings | None = None,
     ) -> Findings | None:
-        """Read everything, at most `rate` bytes a second (0: as fast as it goes). None if another pass is running.
+        """Read everything, at most `rate` bytes a second (0: as fast as it goes). None if it is doing so already.
 
-        `repair`: remove what is damaged. `stop` ends it early; while `pause` says so, it waits. `found`: where it
-        counts. Raises DiskTroubleError if the tables themselves cannot be read.
+        `repair`: remove what is damaged. `stop` is asked several times a second and ends it early; while `pause` says
+        so, it waits. `found`: where it counts. Raises DiskTroubleError if the tables themselves cannot be read.
         """
         if not self._running.acquire(blocking=False):
             return None
         try:
-            return self._run(repair, rate, stop, pause, Findings() if found is None else found)
+            speed = rate if callable(rate) else lambda: rate
+            return self._run(repair, speed, stop, pause, Findings() if found is None else found)
         finally:
             self._running.release()
 
     def _run(
-        self, repair: bool, rate: float, stop: threading.Event, pause: Callable[[], bool], found: Findings
+        self,
+        repair: bool,
+        rate: Callable[[], float],
+        stop: Callable[[], bool],
+        pause: Callable[[], bool],
+        found: Findings,
     ) -> Findings:
         unreadable: dict[bytes, bytes] = {}
         begin = time.monotonic()
         at: bytes | None = b""
         while at is not None and self._cache.disk is not None:
-            while pause() and not stop.is_set():
-                stop.wait(1.0)
-            if stop.is_set():
+            while pause() and not stop():
+                _rest(1.0, stop)
+            if stop():
                 break
             checked = self._some(at)
             self._take(checked, found, repair, unreadable)
             at = checked.following
-            stop.wait(max(0.001, checked.size / rate if rate else 0.0))
+            speed = rate()
+            _rest(max(0.001, checked.size / speed if speed else 0.0), stop)
         if unreadable:
             log.error("%d stored nodes are damaged; they are removed, with those below them", len(unreadable))
             found.removed += self._in_writer(lambda: self._cache.discard(unreadable))
@@ -153,10 +172,12 @@ class Scrubber:
     """A thread that verifies everything now and then, while nothing else happens."""
 
     def __init__(
-        self, cache: Cache, verifier: Verifier, submit: Submit, *, rate: float = SCRUB_RATE, every: float = SCRUB_EVERY
+        self, cache: Cache, asked: Verifier, submit: Submit, *, rate: float = SCRUB_RATE, every: float = SCRUB_EVERY
     ) -> None:
+        """`asked`: what somebody has asked for, while which it waits."""
         self._cache = cache
-        self._verifier = verifier
+        self._asked = asked
+        self._verifier = Verifier(cache, submit)
         self._submit = submit
         self._rate = rate
         self._every = every
@@ -187,13 +208,16 @@ class Scrubber:
         }
 
     def set_rate(self, rate: float) -> None:
-        """Bytes a second from the next pass on; 0: no further pass."""
+        """Bytes a second from now on; 0: none, a pass that is running waits."""
         self._rate = rate
 
     def stop(self) -> None:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _must_wait(self) -> bool:
+        return self._asked.running or self._rate <= 0 or self._is_busy()
 
     def _live(self) -> None:
         disk = self._cache.disk
@@ -205,7 +229,11 @@ class Scrubber:
             self._found, self._running = Findings(), True
             try:
                 found = self._verifier.run(
-                    repair=True, rate=self._rate, stop=self._stop, pause=self._is_busy, found=self._found
+                    repair=True,
+                    rate=lambda: self._rate,
+                    stop=self._stop.is_set,
+                    pause=self._must_wait,
+                    found=self._found,
                 )
             except Exception as error:
                 self._cache.trouble("verifying what is stored", error)

@@ -90,7 +90,12 @@ class TestRelief:
         assert house.cache.arena.used == 0
         assert resident(house) < MIB
         assert house.known([3] * 64) == 64  # on disk
-        assert house.session.reserve([4096]) == []
+        assert house.session.reserve([4 * MIB]) == []
+        for number in (3, 4, 5, 6, 7, 8):  # through an eighth of it
+            assert house.restore([number] * 64)[0][0] == "warm"
+            assert house.cache.arena.used <= 2 * MIB
+        relief.look()
+        assert house.cache.arena.used == 0
         house.cache.check_integrity()
         reading = FINE
         house.now += CALM

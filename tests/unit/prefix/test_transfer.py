@@ -16,7 +16,7 @@ from prefix_testing import DESCRIPTION, MIB, House, Store, Worker, payload_of
 
 from homeprefixd.errors import NotFoundError
 from homeprefixd.frames import store as frames
-from homeprefixd.prefix.blocks import to_le
+from homeprefixd.prefix.blocks import MODEL_NAME, to_le
 from homeprefixd.prefix.transfer import TransferError, export, import_
 
 PROMPT = [*range(64), *range(64, 128), *range(10)]
@@ -115,6 +115,23 @@ def test_another_namespace_is_refused_and_what_differs_is_named(source: House, t
     assert "secret" not in str(refused.value)
     assert other.known(PROMPT) == 0
     other.close()
+
+
+def test_a_namespace_that_nobody_has_asked_for_yet(source: House, target: House) -> None:
+    """An API key's own: the daemon has started again, and the key has not been used since."""
+    usual = {**DESCRIPTION, MODEL_NAME: "m"}
+    own = {**usual, "salt": "secret"}
+    source.namespace = source.cache.open_namespace(own)[0]
+    source.save(PROMPT, SIZE)
+    data = exported(source)
+    target.cache.usage._opened.clear()
+    target.cache.open_namespace(usual)
+    target.cache.usage.configured(["m"])
+    with pytest.raises(TransferError, match="salt: another one"):
+        imported(target, data)  # it was never used here
+    target.cache.open_namespace(own)
+    target.cache.usage._opened.pop(source.namespace)
+    assert imported(target, data) == len(PROMPT)
 
 
 def test_nothing_of_it_is_stored(source: House) -> None:
