@@ -21,13 +21,23 @@ from .prompt import common_length
 from .volatile import STATES, date_words, volatile
 
 _LONGEST = 160  # characters of a line or sentence that is moved
-_MOST_WORDS = 24
+_MOST_WORDS = {"clock": 16}
+"""Of a line or sentence, by cause: what is longer says more than a value, in whatever language."""
+
+_FEW_WORDS = 10
 _SHORTEST_HEAD = 3  # letters before the first value, by which a line is known again
 _GAIN = 16  # characters that must be the same behind what is moved
 _ENDS = 4  # of sentences that are tried: a date has dots too
-_SENTENCE_END = re.compile(r"[.!?。](?=\s|$)|。")
+_NO_ORDINAL = r"(?:(?<=of \d)|(?<=of \d\d)|(?<![\s(]\d)(?<![\s(]\d\d))"
+_SENTENCE_END = re.compile(rf"{_NO_ORDINAL}[.!?](?=\s|$)|。")
 _SENTENCE = re.compile(r"w[.!?。]")
 """As `_shape` has it."""
+
+_GOES_ON = re.compile(rf"{_NO_ORDINAL}[.!?]\s+\S|[。;]\s*\S")
+"""A line of several sentences: of these, only the one that changes is moved."""
+
+_ORDINAL = re.compile(r"(?:^|[\s(])(?<!of )\d{1,2}\.\s+\S")
+"""Or a number at a sentence's end: where the next begins is not known then."""
 
 _STRUCTURE = re.compile(r"[{}\"]|^\s+\S")
 """A line that says nothing without those around it: JSON, or indented."""
@@ -111,7 +121,7 @@ def _patterns(before: str, after: str, place: int) -> Iterator[str]:
     what = volatile(before, after, place)
     cause = what.cause if what is not None else "changing_value"
     found = _pattern(lines[0], lines[1], cause)
-    if found:
+    if found and not any(_GOES_ON.search(line) for line in lines):
         yield f"^{found}$"
     ends = [match.end() for match in _SENTENCE_END.finditer(after, start, place)]
     begin = ends[-1] if ends else start
@@ -139,7 +149,10 @@ def _sentences(text: str, begin: int, place: int) -> list[str]:
 def _pattern(before: str, after: str, cause: str) -> str:
     """What finds both texts and hardly any other; "" if there is nothing of that kind."""
     if any(
-        len(text) > _LONGEST or len(text.split()) > _MOST_WORDS or stable.INSTRUCTION.search(text)
+        len(text) > _LONGEST
+        or len(text.split()) > _MOST_WORDS.get(cause, _FEW_WORDS)
+        or stable.INSTRUCTION.search(text)
+        or (cause != "clock" and _ORDINAL.search(text))
         for text in (before, after)
     ):
         return ""

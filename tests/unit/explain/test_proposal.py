@@ -107,12 +107,23 @@ def proposed(old: str, new: str) -> Proposal:
         ("Token usage: 35120/200000; keep within it.", "Token usage: 35180/200000; keep within it."),
         ("It is Monday and the door must stay shut.", "It is Tuesday and the door must stay shut."),
         ("Heute ist Montag, und du darfst nie lügen.", "Heute ist Dienstag, und du darfst nie lügen."),
+        (
+            "Te vagy a 12. őr ebben a házban, ahol soha semmit nem mondasz.",
+            "Te vagy a 13. őr ebben a házban, ahol soha semmit nem mondasz.",
+        ),
         ("Set 1: " + "words without an end " * 12, "Set 2: " + "words without an end " * 12),
     ],
 )
 def test_what_tells_the_model_what_to_do_has_no_rule(old: str, new: str) -> None:
     """A rule that moves who the model is, or its orders, does more harm than a prompt that is computed again."""
     assert proposed(old, new) == NOTHING
+
+
+def test_of_a_line_with_more_than_a_value_only_the_value_is_moved() -> None:
+    found = proposed("Kierros 12/50. Ole hiljaa yöllä.", "Kierros 13/50. Ole hiljaa yöllä.")
+    assert [one[0] for one in re.finditer(found.setting, LINES.format("Kierros 9/50. Ole hiljaa."), re.M)] == [
+        "Kierros 9/50. "
+    ]
 
 
 OTHERS = (
