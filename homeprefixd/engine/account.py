@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from ..clients import app_name
+from ..explain.causes import HARMLESS
 from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length, name_of
@@ -36,7 +37,7 @@ _SEAM = 2  # tokens at a prompt's end that may be others once a reply follows
 _LEAST_COMMON = 16  # tokens from which a stored prompt is one that resembles
 _EARLY = 64  # requests that ended before they were accounted for, of which one knows it
 _VALUES = frozenset({"clock", "counter", "random_id", "changing_value"})
-_CLEARLY = 1.25  # times as much
+_CLEARLY, _MUCH = 1.25, 2.0  # times as much
 _PIECES = 400  # sections that are told at most
 
 logger = logging.getLogger(__name__)
@@ -223,10 +224,11 @@ def _between_apps(found: Difference) -> Difference:
 
 
 def _costlier(first: Finding | None, second: Finding | None) -> Finding | None:
-    """`second` is of a prompt that begins less alike: it counts if a value that changes costs much there."""
-    if second is None or second.cause not in _VALUES:
+    """`second` is of a prompt that begins less alike: it counts if what changes costs clearly more there."""
+    if second is None or second.cause in HARMLESS:
         return first
-    if first is not None and second.token + second.alike <= (first.token + first.alike) * _CLEARLY:
+    more = _CLEARLY if second.cause in _VALUES else _MUCH
+    if first is not None and second.token + second.alike <= (first.token + first.alike) * more:
         return first
     return msgspec.structs.replace(second, beside=True)
 

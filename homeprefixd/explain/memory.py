@@ -68,15 +68,15 @@ class Memory:
         """One of the same app that has clearly more in common with it than `than`, with which it shares more leading
         tokens (`common`): an area or a person comes again, while what stands behind it has changed. None if none has.
         """
-        least = 1.0 - _LESS_UNLIKE * (1.0 - _likeness(than, new))
+        least = 1.0 - _LESS_UNLIKE * (1.0 - _covered(than, new))
         best: Known | None = None
         most = 0.0
         for known in reversed(self._known.values()):
             if known is than or known.space != new.space or known.client != new.client:
                 continue
-            likeness = _likeness(known, new)
-            if likeness >= max(least, _LEAST_LIKENESS) and likeness > most:
-                most, best = likeness, known
+            covered = _covered(known, new)
+            if covered >= max(least, _LEAST_LIKENESS) and covered > most:
+                most, best = covered, known
         return best if best is not None and common_tokens(best.tokens, new.tokens) <= common else None
 
     def resembles(self, new: Known) -> tuple[Known, int] | None:
@@ -100,6 +100,11 @@ class Memory:
             if best is None or (same, score) > (best[0], best[1] + 1e-9 * (same == best[0])):  # of equals, the last
                 best = same, score, known, common
         return (best[2], best[3]) if best is not None else None
+
+
+def _covered(known: Known, new: Known) -> float:
+    """Share of the new prompt's words that the other one has: a short one has few, however alike they are."""
+    return len(known.words & new.words) / max(1, len(new.words))
 
 
 def _likeness(known: Known, new: Known) -> float:

@@ -383,6 +383,17 @@ def test_a_value_that_comes_again_is_found_though_another_prompt_begins_more_ali
     assert told.rule == "move_volatile_line"
 
 
+def test_an_edit_is_found_though_another_prompt_begins_more_alike() -> None:
+    letter = "Dear Mrs Abara, we thank you for the {}. " + "The children still speak of the fireworks and the dog. " * 9
+    asked = [letter.format("wonderful concert")[:52] + " Yours.", letter.format("lovely evening")]
+    worker = Worker()
+    for rid, text in enumerate([*asked, letter.format("wonderful concert")]):
+        account, count = worker.ask(str(rid), Chat([system("You proof-read letters."), user(text)]))
+    told = conclude("2", account, timings(account.known, count - account.known), 10.0)
+    assert (told.cause, told.place) == ("changed_text", "message 2 (user)")
+    assert count / 2 < told.tokens_lost <= count - account.known
+
+
 MORITZ, FRIEDA = (
     f"You are {name}, a helpful assistant for the workshop.\nThe time is {time}.\n{NEW}"
     for name, time in (("Moritz", "21:15"), ("Frieda", "21:15"))
