@@ -132,9 +132,6 @@ class Accountant:
         new = Known(generate.rid, generate.client, space, prompt, to_le(tokens), words_of(tokens), self._in_force())
         with self._lock:
             found = self._memory.resembles(new)
-            beside = None
-            if found is not None and found[1] * 2 < len(tokens):
-                beside = self._memory.most_alike(new, *found)
             if generate.cache and generate.rid not in self._early:
                 self._memory.add(new)
                 self._replies[generate.rid] = _Reply()
@@ -149,8 +146,12 @@ class Accountant:
         if len(other.tokens) // 4 - common <= _SEAM:
             known = max(common, ends.token_at(common_length(whole, text)))
         finding = self._finding(other, new, ends)
-        if beside is not None:
-            finding = _costlier(finding, self._finding(beside, new, ends))
+        told = 0 if finding is None else finding.token + finding.alike
+        if common * 2 < len(tokens) and told * _CLEARLY < len(tokens) and other.rid:  # else no other one tells more
+            with self._lock:
+                beside = self._memory.most_alike(new, other, common)
+            if beside is not None:
+                finding = _costlier(finding, self._finding(beside, new, ends))
         if other.space != space:
             field = "`lora`" if other.space.salt == space.salt else "`cache_salt`"
             finding = Finding("other_namespace", field, 0, "", "", "", len(tokens))

@@ -72,7 +72,7 @@ class Memory:
         best: Known | None = None
         most = 0.0
         for known in reversed(self._known.values()):
-            if known is than or known.space != new.space or known.client != new.client:
+            if known is than or known is new or known.space != new.space or known.client != new.client:
                 continue
             covered = _covered(known, new)
             if covered >= max(least, _LEAST_LIKENESS) and covered > most:
