@@ -320,6 +320,8 @@ class Cache:
 
     def requeue(self) -> None:
         """*Writer.* What is in RAM only and does not wait to be written waits again, or for room to wait."""
+        if self.spares_disk:
+            return  # nothing may be written today; tomorrow it is called again
         with self.lock:
             for hot in sorted(self.hot.by_key.values(), key=lambda hot: hot.node.end):
                 if not hot.warm and not hot.queued:
