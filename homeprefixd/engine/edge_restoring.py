@@ -60,6 +60,8 @@ class EdgeRestorer(Restorer):
                 return self._give_up(sequence) if self._is_lost(sequence, index, edged) else False
             before = plan[index - 1] if index else None
             at = before.start + before.use if before is not None else 0
+            if edged and not any(other.edge for other in plan[:index]):
+                self._slicer.place(sequence.seq_id, node.start, len(sequence.tokens))
             self._slicer.import_node(sequence.seq_id, at, node.start, node.count, span, edge)
             sequence.next_node += 2 if edged else 1
             sequence.stalled_since = time.perf_counter()
