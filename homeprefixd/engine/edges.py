@@ -112,15 +112,18 @@ class EdgeSlicer(Slicer):
         if edge is not None:
             np.frombuffer(edge, np.uint8)[:] = buffer[whole - partial : whole]
 
-    def place(self, seq: int, start: int, reach: int) -> None:
+    def place(self, seq: int, start: int, reach: int, most: int | None = None) -> None:
         """Before the first edge of `seq`, that of a node which begins at `start`, is imported: let the window's cells
         be those that a run alone in the context would have used, if that matters until `reach` tokens are computed.
 
-        Nothing is done where others have cells. Raises SliceError; `seq` is empty then, and it is not tried again.
+        Nothing is done where others have cells, or for more than `most` bytes. Raises SliceError; `seq` is empty then,
+        and it is not tried again.
         """
         ring, self._filled = self._ring, -1
         count = ring.missing(start, reach) if ring is not None else 0
         if ring is None or not count or not ring.is_alone():
+            return
+        if most is not None and self.edge.size.of(count) > most:
             return
         try:
             ring.fill(seq, count)
