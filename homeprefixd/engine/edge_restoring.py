@@ -19,7 +19,7 @@ from .sharing import LEAST
 
 logger = logging.getLogger(__name__)
 
-_FILLED = 32 << 20  # bytes of cells filled for the sake of rounding where none is promised: some milliseconds
+_FILLED = 16 << 20  # bytes of cells filled for the sake of rounding where none is promised: some milliseconds
 
 
 class EdgeRestorer(Restorer):

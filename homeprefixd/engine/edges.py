@@ -7,6 +7,7 @@ here (see also `slices.py`):
 * A recurrent state exists only where a decode call ended, and `seq_cp` ignores the range: an edge is that of the
   sequence's last position, or none.
 * A window's cells are gone once later tokens have taken them: an edge must have all cells of its node.
+* Where a window's cells lie decides how attention rounds: see `ring.py`.
 * With an edge left out, positions do not tell whether a span is there twice or not at all: the importer counts, and
   at the end llama.cpp's own size of the state must agree.
 """
