@@ -83,6 +83,7 @@ class EdgeRestorer(Restorer):
         self._counters["restore_lost"] += 1
         self._slicer.empty(sequence.seq_id)
         sequence.forget_state()
+        self._tell_lost(sequence)
         return True
 
     def _take(self, sequence: Sequence, plan: tuple[PlanNode, ...]) -> None:

@@ -122,6 +122,10 @@ CAUSES: Mapping[str, Cause] = {
         "the store, which was away or did not answer in time",
         "Nothing in the app: the daemon starts its store again by itself. If it comes again, see the daemon's log.",
     ),
+    "not_loaded": Cause(
+        "what is stored and could not be brought into memory in time",
+        "Give `cache.hot` room for some blocks of this model at least; else the disk is slow, or busy.",
+    ),
     "computed_faster": Cause(
         "nothing: computing was faster than reading what is kept",
         "",
@@ -163,6 +167,7 @@ GATE: Mapping[str, str] = {
     "unmeasured": "too little is measured yet, so all that is known is restored",
     "faster": "restoring is predicted to be faster than computing",
     "computed": "computing the rest is predicted to be faster than reading it",
+    "lost": "it could not all be brought into memory: no room, or it took too long",
     "again": "computing seems faster, but now and then all is restored, so that what is measured stays true",
 }
 """`GateDecision.reason` in words."""

@@ -148,6 +148,8 @@ def _gone(
         return "prompt_logprobs", "", reused, known - reused, ""
     if gate is not None and gate.reason == "late" and known - reused > _SLACK:
         return "store_away", "", reused, known - reused, ""
+    if gate is not None and gate.reason == "lost" and min(gate.known, total - 1) - reused > _SLACK:
+        return "not_loaded", "", reused, min(gate.known, total - 1) - reused, ""
     had = _had(account, reused, total, gate)
     if had > reused and had + _SLACK >= known:
         return "computed_faster", "", reused, 0, ""

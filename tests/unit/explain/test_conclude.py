@@ -165,6 +165,14 @@ def test_a_store_that_is_away_has_evicted_nothing() -> None:
     assert "more room" not in found.advice
 
 
+def test_what_is_stored_and_does_not_come_was_not_evicted() -> None:
+    """As where RAM has no room for a block."""
+    gate = GateDecision(140, 0, "lost", {"warm": 140}, 0.0016, 0.5)
+    found = told(0, 200, resembles=True, known=140, known_prompt=140, gate=gate)
+    assert (found.cause, found.tokens_lost) == ("not_loaded", 140)
+    assert "cache.hot" in found.advice
+
+
 def test_what_to_do_fits_why_it_was_removed() -> None:
     said = {why: told(0, 500, gone=Gone(0, MOMENT, why, 320)).advice for why in REMOVALS}
     assert "more room" in said["budget"]

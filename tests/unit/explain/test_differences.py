@@ -32,6 +32,7 @@ def test_the_corpus_is_large_enough() -> None:
         "rule_moved",
         "not_kept",
         "store_away",
+        "not_loaded",
     }
     assert named | not_of_two_prompts == CAUSES.keys()
 
