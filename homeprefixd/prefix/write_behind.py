@@ -28,6 +28,7 @@ _LOOK_SECONDS = 2.0  # between looks whether a full disk has room again
 _SHRINK_SECONDS = 5.0  # until what is in the way of a smaller budget is looked at again
 _COMPACT_SECONDS = 300.0  # between attempts to make the file smaller
 _FILE_SHARE = 1.1  # of the budget that the file may take
+_FILE_MUCH = 1.5  # of it: that is left from a larger one
 _FULL_SECONDS = (
     10.0,
     600.0,
@@ -54,6 +55,7 @@ class WriteBehind:
         self._touches_written = cache.clock()
         self._shrinking = True  # the budget may be smaller than it was
         self._shrink_at = 0.0
+        self._shrunk = False  # something went for it
         self._compact_at: float | None = None  # when the file is to be made smaller, if it is
         self._compact_told = False
         self._daily_writes = daily_writes
@@ -141,11 +143,12 @@ class WriteBehind:
 
     def _met_budget(self) -> None:
         """No more can go: the budget is met, or what is in use is in the way for a while."""
-        now = self._cache.clock()
-        if self._disk.used() > self._disk.limit:
+        now, limit = self._cache.clock(), self._disk.limit
+        if self._disk.used() > limit:
             self._shrink_at = now + _SHRINK_SECONDS
-        else:
-            self._shrinking, self._compact_at = False, now
+            return
+        was_smaller = self._shrunk or self._disk.file_bytes() > limit * _FILE_MUCH
+        self._shrinking, self._shrunk, self._compact_at = False, False, now if was_smaller else None
 
     def bound_writes(self, daily_writes: int) -> None:
         """Bytes that may be written in a day from now on; 0: no bound."""
@@ -267,6 +270,7 @@ class WriteBehind:
                 shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
                 why = {node.record.key: "smaller" for node in shrunk}
+                self._shrunk |= bool(shrunk)
                 if not shrunk:
                     self._met_budget()
             others = len(gone)
