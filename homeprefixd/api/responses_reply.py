@@ -12,7 +12,7 @@ from ..errors import HomeprefixdError
 from ..frames.worker import Accepted, CallPiece, Delta, Finished, Timings
 from ..models.backend import Event
 from .errors import encode
-from .replies import Call, whole_calls
+from .replies import Call, settled
 
 
 def usage_object(timings: Timings) -> dict[str, Any]:
@@ -21,9 +21,18 @@ def usage_object(timings: Timings) -> dict[str, Any]:
         "input_tokens": timings.total_prompt_n,
         "input_tokens_details": {"cached_tokens": timings.cache_n},
         "output_tokens": timings.predicted_n,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": timings.thought_n},
         "total_tokens": timings.total_prompt_n + timings.predicted_n,
     }
+
+
+_CUT = "max_output_tokens"
+_BROKEN = "incomplete_tool_call"
+"""`incomplete_details.reason`; OpenAI has no word for a model that ends its reply within a call."""
+
+
+def _is_cut(finished: Finished) -> bool:
+    return finished.reason in ("length", "cancelled")
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -42,6 +51,17 @@ class _Item:
         self.id = ident
         self.call = call
         self.text = ""
+        self.status = "completed"  # at its end
+
+    @property
+    def is_broken(self) -> bool:
+        """A call that cannot be carried out, since it broke off?"""
+        return self.call is not None and self.status == "incomplete"
+
+    def end(self, cut: bool) -> None:
+        """Nothing more comes, of the reply neither if that was `cut`. A call is complete if its arguments are."""
+        incomplete = cut if self.call is None else self.call.arguments() is None
+        self.status = "incomplete" if incomplete else "completed"
 
     def shown(self, status: str) -> dict[str, Any]:
         """As it stands in the output; without its text while `status` is in_progress."""
@@ -107,15 +127,11 @@ class ResponseWriter:
 
     def _ended(self, finished: Finished) -> dict[str, Any]:
         """The whole response at its end."""
-        cut = finished.reason in ("length", "cancelled")
-        status = "incomplete" if cut else "completed"
-        output = [item.shown("completed") for item in self._items]
-        if cut and output:
-            output[-1]["status"] = "incomplete"
+        reason = _CUT if _is_cut(finished) else _BROKEN if any(item.is_broken for item in self._items) else None
         return self._response(
-            status,
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            output=output,
+            "incomplete" if reason else "completed",
+            incomplete_details={"reason": reason} if reason else None,
+            output=[item.shown(item.status) for item in self._items],
             usage=usage_object(finished.timings),
         )
 
@@ -142,21 +158,25 @@ class ResponseWriter:
             case Delta():
                 return self._delta(event)
             case Finished():
-                data = self._close()
+                data = self._close(_is_cut(event))
                 response = self._ended(event)
                 return data + self._event(f"response.{response['status']}", response=response)
             case _:
                 return b""
 
     def _delta(self, delta: Delta) -> bytes:
-        data = b""
+        data, pieces = b"", delta.calls
+        call = self._open.call if self._open is not None else None
+        if pieces and call is not None and call.index == pieces[0].index:
+            data = self._call_piece(pieces[0])  # text of the same delta comes after it
+            pieces = pieces[1:]
         if delta.reasoning:
             data += self._begin(_Thought, "rs", _thought_part(""))
             data += self._piece("response.reasoning_text.delta", delta.reasoning)
         if delta.text:
             data += self._begin(_Message, "msg", _text_part(""))
             data += self._piece("response.output_text.delta", delta.text, logprobs=[])
-        for piece in delta.calls:
+        for piece in pieces:
             data += self._call_piece(piece)
         return data
 
@@ -188,16 +208,18 @@ class ResponseWriter:
             data += self._event(kind, **item.place(), delta=piece.arguments)
         return data
 
-    def _close(self) -> bytes:
-        """The end of the item that is open."""
+    def _close(self, cut: bool = False) -> bytes:
+        """The end of the item that is open. The arguments of a call that broke off are never done."""
         item, self._open = self._open, None
         if item is None:
             return b""
         place = item.place()
-        done = item.shown("completed")
+        item.end(cut)
+        done = item.shown(item.status)
         if item.call is not None:
             kind = "response.function_call_arguments.done"
-            data = self._event(kind, **place, name=item.call.name, arguments=item.call.text)
+            told = {"name": item.call.name, "arguments": item.call.text}
+            data = b"" if item.is_broken else self._event(kind, **place, **told)
         elif isinstance(item, _Thought):
             data = self._event("response.reasoning_text.done", **place, content_index=0, text=item.text)
         else:
@@ -208,16 +230,18 @@ class ResponseWriter:
 
     def failure(self, error: HomeprefixdError) -> bytes:
         told = {"code": error.code or "server_error", "message": error.message}
-        output = [item.shown("incomplete") for item in self._items]
+        output = [item.shown("incomplete" if item is self._open else item.status) for item in self._items]
         return self._event("response.failed", response=self._response("failed", error=told, output=output))
 
     # ------------------------------------------------------------------------------------------------- whole
 
     def whole(self, finished: Finished) -> dict[str, Any]:
+        calls, text = settled(finished)
         if finished.reasoning:
             self._new(_Thought, "rs").text = finished.reasoning
-        if finished.text or not finished.calls:
-            self._new(_Message, "msg").text = finished.text
-        for call in whole_calls(finished.calls):
+        if text or not calls:
+            self._new(_Message, "msg").text = text
+        for call in calls:
             self._new(_FunctionCall, "fc", call)
+        self._items[-1].end(_is_cut(finished))
         return self._ended(finished)

@@ -417,6 +417,7 @@ class Timings(msgspec.Struct, frozen=True):
     cache_tiers: dict[str, int]  # tokens by tier: shared, hot, warm
     total_prompt_n: int
     logits_sha256: str = ""  # of the first token's logits; only where `HOMEPREFIXD_DEBUG_LOGITS=1`
+    thought_n: int = 0  # of predicted_n, are thoughts with their marks
 
 
 class GateDecision(msgspec.Struct, frozen=True):
@@ -449,6 +450,7 @@ class Finished(Frame):
     stored: int = -1  # tokens of prompt and reply that the cache holds in whole blocks; -1: not told
     gate: GateDecision | None = None  # how much of what the cache knew was restored, and why; None: nothing was asked
     prompt_logprobs: list[TokenLogprob] = []  # as in `Delta`, where `stream` was False
+    broken: int = 0  # of its calls have arguments that are no object: they broke off, and nobody may carry them out
 
 
 class Heartbeat(Frame):

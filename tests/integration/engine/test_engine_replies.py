@@ -169,6 +169,7 @@ def test_thoughts_are_told_apart_and_free_of_the_form(demo_model: Path) -> None:
             end = running.finish(rid)
             assert (end.reason, running.text(rid)) == ("length", "")
             assert "".join(delta.reasoning for delta in running.of(rid, Delta))
+            assert end.timings.thought_n == end.timings.predicted_n == 6
             _, whole = running.ask(ASK, 6, stream=False, **changes)
             assert whole.reasoning
             assert not whole.text
@@ -189,6 +190,13 @@ def test_calls_that_the_model_writes_by_itself(demo_model: Path) -> None:
             pieces = [piece for delta in running.of(rid, Delta) for piece in delta.calls] + end.calls
             assert [piece.name for piece in pieces if piece.name] == ["turn_on"]
             assert "".join(piece.arguments for piece in pieces) == '{"id": 7}'
+            for good in (0, 1):
+                parts = ["I do. ", *[f'<tool_call>\n{{"name": "turn_on", "arguments": {{"id": {n}' for n in range(good + 1)]]
+                broken = "}}\n</tool_call>".join(["".join(parts[:2]), *parts[2:]])
+                form = Constraint("grammar", f"root ::= {json.dumps(broken)}")
+                rid = running.start(ASK, 90, tools=TOOLS, constraint=form, stream=stream)
+                end = running.finish(rid)
+                assert (end.reason, end.broken) == ("tool_calls" if good else "stop", 1)
         _, free = running.ask(ASK, 60, tools=TOOLS, tool_choice="none", constraint=grammar, stream=False)
         assert (free.reason, free.text, free.calls) == ("stop", written, [])
     finally:

@@ -84,6 +84,19 @@ async def test_rules_1_to_3_and_12_thoughts_and_calls_in_a_stream(client: TestCl
     assert len({(chunk["id"], chunk["model"], chunk["created"]) for chunk in chunks}) == 1
 
 
+async def test_a_stream_with_a_call_that_broke_off_ends_without_asking_for_calls(
+    client: TestClient, backend: ScriptedBackend
+) -> None:
+    pieces = [CallPiece(0, "{}", "c1", "f"), CallPiece(1, '{"x":', "c2", "f")]
+    backend.script = [Accepted("", 100), Delta("", "", 1, calls=pieces), end(reason="tool_calls", broken=1)]
+    chunks = await streamed(client, CHAT, {**HELLO, "tools": TOOLS})
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    choice = (await whole(client, CHAT, {**HELLO, "tools": TOOLS}))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"  # which has nothing but what is complete
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["c1"]
+    assert choice["message"]["content"] == 'f{"x":'
+
+
 async def test_thoughts_and_calls_in_a_whole_reply(client: TestClient, backend: ScriptedBackend) -> None:
     backend.script = [
         Accepted("", 100),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient
+from msgspec import structs
 from scripted_backend import TIMINGS, ScriptedBackend
 
 from homeprefixd.errors import ContextOverflowError, HomeprefixdError
@@ -137,6 +138,56 @@ async def test_a_reply_that_was_cut_short_is_incomplete(client: TestClient, back
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["response"]["output"][0]["status"] == "incomplete"
+    again = await events(client, body())
+    (done,) = [event["item"] for event in again if event["type"] == "response.output_item.done"]
+    assert [done] == again[-1]["response"]["output"]
+    whole = await (await client.post(PATH, json=body())).json()
+    assert (done["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
+
+
+@pytest.mark.parametrize(("reason", "told"), [("stop", "incomplete_tool_call"), ("length", "max_output_tokens")])
+async def test_a_call_that_broke_off_is_never_done(
+    client: TestClient, backend: ScriptedBackend, reason: Any, told: str
+) -> None:
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, calls=[CallPiece(0, '{"on": true}', "call_1", "light"), CallPiece(1, "{", "call_2", "light")]),
+        Delta("", "", 2, calls=[CallPiece(1, '"on":')]),
+        Finished("", reason, "", None, TIMINGS, broken=1),
+    ]
+    found = await events(client, body(tools=[TOOL]))
+    kind = "response.function_call_arguments.done"
+    assert [event["arguments"] for event in found if event["type"] == kind] == ['{"on": true}']
+    items = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in items] == ["completed", "incomplete"]
+    assert found[-1]["type"] == "response.incomplete"
+    assert found[-1]["response"]["output"] == items
+    assert found[-1]["response"]["incomplete_details"] == {"reason": told}
+    whole = await (await client.post(PATH, json=body(tools=[TOOL]))).json()
+    assert [item["type"] for item in whole["output"]] == ["message", "function_call"]
+    assert whole["output"][0]["content"][0]["text"] == 'light{"on":'
+    assert whole["status"] == ("incomplete" if reason == "length" else "completed")
+
+
+async def test_text_behind_a_call_in_one_delta(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, calls=[CallPiece(0, "{", "call_1", "light")]),
+        Delta("", "Done.", 2, calls=[CallPiece(0, "}")]),
+        Finished("", "tool_calls", "", None, TIMINGS),
+    ]
+    output = (await events(client, body(tools=[TOOL])))[-1]["response"]["output"]
+    assert [(item["type"], item["status"]) for item in output] == [
+        ("function_call", "completed"),
+        ("message", "completed"),
+    ]
+
+
+async def test_thoughts_are_counted(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script[-1] = Finished("", "stop", "", None, structs.replace(TIMINGS, thought_n=2))
+    assert (await (await client.post(PATH, json=body())).json())["usage"]["output_tokens_details"] == {
+        "reasoning_tokens": 2
+    }
 
 
 async def test_earlier_items_make_the_messages_of_the_openai_dialect(
