@@ -130,6 +130,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
         suffix: str | None = None,
     ) -> Generate:
         """What the worker takes, checked; one of `messages` and `prompt` is given. Raises RequestError."""
+        tools, strict = conversation.without_strict(tools)
         generate = Generate(
             rid=rid,
             messages=messages,
@@ -143,6 +144,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
             constraint=self.constraint(),
             suffix=suffix,
             logprobs=fields.logprobs(self.logprobs, self.top_logprobs),
+            strict_tools=strict,
         )
         conversation.check_call(generate)
         return generate

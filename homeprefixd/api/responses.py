@@ -249,7 +249,7 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
         if tool.type == "function":
             if tool.name is None:
                 raise missing(f"tools[{index}].name")
-            found.append(conversation.function_tool(tool.name, tool.description, tool.parameters))
+            found.append(conversation.function_tool(tool.name, tool.description, tool.parameters, tool.strict))
         elif not tool.type.startswith(_HOSTED):
             raise unsupported(
                 f"tools[{index}].type", f"`tools[{index}]`: tools of type {tool.type[:40]!r} are not supported here."
@@ -309,7 +309,7 @@ def _check_unsupported(body: ResponsesBody) -> None:
 def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     _check_unsupported(body)
-    tools = _tools(body.tools)
+    tools, strict = conversation.without_strict(_tools(body.tools))
     choice, allowed = _choice(body.tool_choice, tools, {tool.type for tool in body.tools or []} - {"function"})
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning is not None and body.reasoning.effort:
@@ -330,6 +330,7 @@ def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         allowed_tools=allowed,
+        strict_tools=strict,
     )
     conversation.check_call(generate)
     return generate

@@ -151,6 +151,7 @@ class Constraint(msgspec.Struct, frozen=True):
 
     kind: Literal["json_object", "json_schema", "grammar"]
     text: str = ""
+    param: str = "response_format"  # the request's field that it comes from
 
 
 class Generate(Frame):
@@ -180,6 +181,7 @@ class Generate(Frame):
     prompt_logprobs: int = -1  # >= 0: as `logprobs`, of the prompt's tokens, which are all computed for it
     most_prompt_logprobs: int = 0  # log-probabilities of these that may be told at most; 0: no bound
     allowed_tools: list[str] | None = None  # names of the `tools` that may be called; None: all
+    strict_tools: list[str] = []  # names of those whose parameters are kept in every point, or refused
 
 
 class Cancel(Frame):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,8 @@ LONG = list(range(1000, 1000 + 4000))
 
 
 @pytest.fixture(scope="module")
-def model(demo_model: Path) -> Iterator[Model]:
-    yield Model.load(demo_model, LlamaLog())
+def model(demo_model: Path) -> Model:
+    return Model.load(demo_model, LlamaLog())
 
 
 def test_a_running_embedding_is_cancelled(model: Model) -> None:

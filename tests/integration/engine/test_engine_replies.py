@@ -104,12 +104,16 @@ def test_a_tool_that_cannot_be_expressed_does_not_spoil_a_form(served: Running) 
         served.ask(ASK, 20, tool_choice="required", tools=odd)
 
 
+UNIQUE = [{"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}]
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
         ({"tool_choice": "required"}, "no function"),
         ({"tool_choice": "=x", "tools": TOOLS}, "not among `tools`"),
         ({"constraint": Constraint("json_schema", '{"not": {}}')}, "`not`"),
+        ({"tool_choice": "required", "tools": UNIQUE, "strict_tools": ["f"]}, "`uniqueItems`"),
         ({"constraint": Constraint("grammar", "root ::= " + "(" * 20_000)}, "nested"),
     ],
 )
@@ -191,8 +195,8 @@ def test_calls_that_the_model_writes_by_itself(demo_model: Path) -> None:
             assert [piece.name for piece in pieces if piece.name] == ["turn_on"]
             assert "".join(piece.arguments for piece in pieces) == '{"id": 7}'
             for good in (0, 1):
-                parts = ["I do. ", *[f'<tool_call>\n{{"name": "turn_on", "arguments": {{"id": {n}' for n in range(good + 1)]]
-                broken = "}}\n</tool_call>".join(["".join(parts[:2]), *parts[2:]])
+                begun = '<tool_call>\n{"name": "turn_on", "arguments": {"id": 7'
+                broken = "I do. " + "}}\n</tool_call>".join([begun] * (good + 1))
                 form = Constraint("grammar", f"root ::= {json.dumps(broken)}")
                 rid = running.start(ASK, 90, tools=TOOLS, constraint=form, stream=stream)
                 end = running.finish(rid)

@@ -195,6 +195,45 @@ async def test_forms(client: TestClient, backend: ScriptedBackend, path: str, se
         assert constraint.text == '{"type":"object","properties":{"z":{"const":1},"a":{}}}'  # in its own order
 
 
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"json_schema": SCHEMA}, "json_schema"),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "response_format"),
+    ],
+)
+async def test_a_form_knows_its_field(client: TestClient, backend: ScriptedBackend, sent: Any, param: str) -> None:
+    await whole(client, CHAT, {**HELLO, **sent})
+    assert backend.asked.constraint is not None
+    assert backend.asked.constraint.param == param
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_grammar_and_a_call_that_must_be_made_exclude_each_other(client: TestClient, choice: Any) -> None:
+    body = {**HELLO, "tools": TOOLS, "grammar": 'root ::= "a"'}
+    reply = await client.post(CHAT, json={**body, "tool_choice": choice})
+    assert (reply.status, (await reply.json())["error"]["param"]) == (400, "grammar")
+    await whole(client, CHAT, {**body, "tool_choice": "auto"})
+
+
+async def test_that_a_tool_is_strict_is_no_part_of_the_prompt(client: TestClient, backend: ScriptedBackend) -> None:
+    schema = {"type": "object"}
+    function = {"name": "f", "description": "d", "parameters": schema}
+    hello = HELLO["messages"]
+    for strict in (True, False):
+        tool = {**function, "strict": strict}
+        anthropic = {"name": "f", "description": "d", "input_schema": schema, "strict": strict}
+        for path, body in (
+            (CHAT, {"messages": hello, "tools": [{"type": "function", "function": tool}]}),
+            ("/v1/responses", {"input": "Hello", "tools": [{"type": "function", **tool}]}),
+            ("/v1/messages", {"messages": hello, "max_tokens": 5, "tools": [anthropic]}),
+            ("/api/chat", {"messages": hello, "stream": False, "tools": [{"type": "function", "function": tool}]}),
+        ):
+            await whole(client, path, body)
+            assert backend.asked.tools == [{"type": "function", "function": function}]
+            assert backend.asked.strict_tools == (["f"] if strict else [])
+
+
 # ---------------------------------------------------------------------------------------------------- logprobs
 
 
