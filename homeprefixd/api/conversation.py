@@ -98,6 +98,8 @@ def allowed_tools(
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind in hosted:
             continue
+        if kind == "custom" and tool.get("name") in tool_names(tools):
+            kind = "function"  # as which it is offered
         if isinstance(kind, str) and kind != "function":
             raise RequestError(
                 f"`{where}.tools[{index}]` is of type {kind[:40]!r}, and no such tool is among `tools`.",

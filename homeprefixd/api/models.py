@@ -18,6 +18,7 @@ from ..last_loads import LastLoad, described
 from ..models.backend import Backend, KnownModel
 from . import fields, page
 from . import reply_shapes as shape
+from .access import is_stranger
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, LAST_LOADS
@@ -149,7 +150,10 @@ async def health(request: web.Request) -> web.Response:
     """`GET /health`: 200 when requests are served (or none ever will be, without a model), else 503."""
     status = request.app[BACKEND].status()
     state, message = status.get("state"), _reason(status)
-    if not request.app[GUARD].is_known_to_clients(request):  # what others ask for is not for a stranger's page
+    if is_stranger(request):  # a reason may name files
+        message = message if state == "loading" else str(state)
+        status = {}
+    elif not request.app[GUARD].is_known_to_clients(request):  # what others ask for is not for a stranger's page
         status = {name: status[name] for name in ("progress", "reason") if name in status}
     if state in ("ok", "no model"):
         return json_response({**status, "status": state, "version": __version__})

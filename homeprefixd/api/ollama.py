@@ -20,7 +20,7 @@ from .conversation import unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
-from .ollama_fields import keep_alive_seconds
+from .ollama_fields import permitted_keep_alive
 from .ollama_models import resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
@@ -114,10 +114,6 @@ class CommonBody(msgspec.Struct, kw_only=True):
                 f"`think` must be true, false or one of {', '.join(_LEVELS)}, not {self.think[:40]!r}.", param="think"
             )
         return {"enable_thinking": True, "reasoning_effort": self.think}
-
-    def seconds(self) -> float | None:
-        """See `keep_alive_seconds`."""
-        return keep_alive_seconds(self.keep_alive)
 
     def request(
         self,
@@ -271,7 +267,7 @@ def error_form(error: HomeprefixdError) -> dict[str, Any]:
 async def _load(request: web.Request, alias: str, body: CommonBody, writer: LineWriter) -> web.Response:
     """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not). Not for strangers' pages."""
     request.app[GUARD].check_client(request)
-    backend, seconds = request.app[BACKEND], body.seconds()
+    backend, seconds = request.app[BACKEND], permitted_keep_alive(request, body.keep_alive, prompt=False)
     if seconds == 0:
         await backend.unload(alias)
         return json_response(writer.without_prompt("unload"))
@@ -304,8 +300,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
 async def _answer(
     request: web.Request, wanted: Generate, alias: str, body: CommonBody, writer: LineWriter
 ) -> web.StreamResponse:
-    backend, seconds = request.app[BACKEND], body.seconds()
-    if seconds is not None:  # how long a model stays is not for pages of strangers to say
+    backend, seconds = request.app[BACKEND], permitted_keep_alive(request, body.keep_alive, prompt=True)
+    if body.keep_alive is not None:  # how long a model stays is not for pages of strangers to say
         request.app[GUARD].check_client(request)
     wanted = with_standing(request, wanted, None)
     lines = LineStream(request, request.app[CONFIG].keep_alive) if wanted.stream else None

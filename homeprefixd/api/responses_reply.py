@@ -97,15 +97,41 @@ class _FunctionCall(_Item):
         }
 
 
-class ResponseWriter:
-    """Implements `replies.Writer`. `token` makes all ids of this response; `echo`: what it repeats of the request."""
+class _CustomCall(_Item):
+    @property
+    def input(self) -> str:
+        """The text that the tool takes; where it broke off, what was written."""
+        if self.call is None:
+            return ""
+        text = (self.call.arguments() or {}).get("input")
+        return text if isinstance(text, str) else self.call.text
 
-    def __init__(self, token: str, model: str, created: int, echo: dict[str, Any]) -> None:
+    def shown(self, status: str) -> dict[str, Any]:
+        call = self.call
+        return {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": call.id if call else "",
+            "name": call.name if call else "",
+            "input": "" if status == "in_progress" else self.input,
+        }
+
+
+class ResponseWriter:
+    """Implements `replies.Writer`. `token` makes all ids of this response; `echo`: what it repeats of the request.
+    `custom`: names of the tools that take a text, which is sent once it is complete.
+    """
+
+    def __init__(
+        self, token: str, model: str, created: int, echo: dict[str, Any], custom: frozenset[str] = frozenset()
+    ) -> None:
         self.rid = f"resp_{token}"
         self._token = token
         self._model = model
         self._created = created
         self._echo = echo
+        self._custom = custom
         self._number = 0  # of the next event
         self._items: list[_Item] = []
         self._open: _Item | None = None  # that is being written: the last one
@@ -140,6 +166,11 @@ class ResponseWriter:
         item = kind(index, f"{prefix}_{self._token}_{index}", call)
         self._items.append(item)
         return item
+
+    def _new_call(self, call: Call) -> _Item:
+        return (
+            self._new(_CustomCall, "ctc", call) if call.name in self._custom else self._new(_FunctionCall, "fc", call)
+        )
 
     # ------------------------------------------------------------------------------------------------- streamed
 
@@ -199,11 +230,11 @@ class ResponseWriter:
         data = b""
         if item is None or item.call is None or item.call.index != piece.index:
             data = self._close()
-            self._open = item = self._new(_FunctionCall, "fc", Call(piece))
+            self._open = item = self._new_call(Call(piece))
             data += self._event("response.output_item.added", output_index=item.index, item=item.shown("in_progress"))
         elif item.call is not None:
             item.call.add(piece)
-        if piece.arguments:
+        if piece.arguments and not isinstance(item, _CustomCall):
             kind = "response.function_call_arguments.delta"
             data += self._event(kind, **item.place(), delta=piece.arguments)
         return data
@@ -216,7 +247,14 @@ class ResponseWriter:
         place = item.place()
         item.end(cut)
         done = item.shown(item.status)
-        if item.call is not None:
+        if isinstance(item, _CustomCall):
+            kind, text = "response.custom_tool_call_input", item.input
+            data = b""
+            if not item.is_broken:
+                data = self._event(f"{kind}.delta", **place, delta=text) + self._event(
+                    f"{kind}.done", **place, input=text
+                )
+        elif item.call is not None:
             kind = "response.function_call_arguments.done"
             told = {"name": item.call.name, "arguments": item.call.text}
             data = b"" if item.is_broken else self._event(kind, **place, **told)
@@ -242,6 +280,6 @@ class ResponseWriter:
         if text or not calls:
             self._new(_Message, "msg").text = text
         for call in calls:
-            self._new(_FunctionCall, "fc", call)
+            self._new_call(call)
         self._items[-1].end(_is_cut(finished))
         return self._ended(finished)

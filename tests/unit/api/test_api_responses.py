@@ -235,6 +235,66 @@ async def test_earlier_items_make_the_messages_of_the_openai_dialect(
     assert backend.asked.messages == mine
 
 
+async def test_items_of_tools_that_are_left_out_are_left_out(client: TestClient, backend: ScriptedBackend) -> None:
+    items = [
+        {"role": "user", "content": "Weather?"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "local_shell_call", "call_id": "c1", "action": {"command": ["ls"]}, "status": "completed"},
+        {"type": "local_shell_call_output", "call_id": "c1", "output": "a.txt"},
+        {"type": "computer_call_output", "call_id": "c2", "output": {"type": "computer_screenshot", "image_url": "x"}},
+        {"type": "shell_call_output", "call_id": "c3", "output": [{"stdout": "x", "stderr": ""}]},
+        {"role": "assistant", "content": "Sunny."},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert (await client.post(PATH, json=body(items))).status == 200
+    said = [(message.role, message.content) for message in backend.asked.messages or []]
+    assert said == [("user", "Weather?"), ("assistant", "Sunny."), ("user", "Thanks")]
+    wrong = {"type": "function_call_output", "call_id": "c1", "output": [{"stdout": "x"}]}
+    reply = await client.post(PATH, json=body([*items, wrong]))
+    assert (reply.status, (await reply.json())["error"]["param"]) == (400, "input[8].output")
+
+
+async def test_custom_tools_take_a_text(client: TestClient, backend: ScriptedBackend) -> None:
+    patch = {"type": "custom", "name": "patch", "description": "Edit", "format": {"type": "text"}}
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, calls=[CallPiece(0, '{"input": "a', "c1", "patch")]),
+        Delta("", "", 2, calls=[CallPiece(0, 'b"}')]),
+        Finished("", "tool_calls", "", None, TIMINGS),
+    ]
+    items = [
+        {"role": "user", "content": "Go"},
+        {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c0", "name": "patch", "input": 'x "y"'},
+        {"type": "custom_tool_call_output", "call_id": "c0", "output": "done"},
+    ]
+    choice = {"type": "custom", "name": "patch"}
+    request = body(items, tools=[patch, {"type": "web_search"}], tool_choice=choice)
+    found = await events(client, request)
+    assert [event["type"].removeprefix("response.") for event in found[2:-1]] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    assert found[4]["input"] == "ab"
+    (item,) = found[-1]["response"]["output"]
+    assert (item["type"], item["call_id"], item["name"], item["input"]) == ("custom_tool_call", "c1", "patch", "ab")
+    (whole,) = (await (await client.post(PATH, json=request)).json())["output"]
+    assert whole == {**item, "id": whole["id"]}
+    assert backend.asked.tool_choice == "=patch"
+    assert [tool["function"]["name"] for tool in backend.asked.tools or []] == ["patch"]
+    (call,) = (backend.asked.messages or [])[1].tool_calls or []
+    assert json.loads(call["function"]["arguments"]) == {"input": 'x "y"'}
+    assert (backend.asked.messages or [])[2].content == "done"
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+    assert (await client.post(PATH, json={**request, "tool_choice": allowed})).status == 200
+    assert backend.asked.allowed_tools == ["patch"]
+    backend.script[2:3] = []
+    found = await events(client, request)
+    assert not [event for event in found if "custom_tool_call_input" in event["type"]]
+    assert found[-1]["response"]["output"][0]["status"] == "incomplete"
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -323,13 +383,15 @@ async def test_neutral_fields_change_nothing(client: TestClient) -> None:
         (body(top_logprobs=3), "top_logprobs"),
         (body(max_output_tokens=0), "max_output_tokens"),
         (body([{"type": "item_reference", "id": "x"}]), "input[0].type"),
-        (body([{"type": "computer_call"}]), "input[0].type"),
+        (body([{"type": "compaction"}]), "input[0].type"),
+        (body([{"type": "computer_call"}]), "input"),
         (body([{"role": "judge", "content": "x"}]), "input[0].role"),
         (body([{"role": "user"}]), "input[0].content"),
         (body([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0].type"),
         (body([{"type": "function_call", "call_id": "x"}]), "input[0].name"),
         (body([{"type": "function_call_output", "output": "x"}]), "input[0].call_id"),
-        (body(tools=[{"type": "custom", "name": "x"}]), "tools[0].type"),
+        (body(tools=[{"type": "namespace", "name": "x"}]), "tools[0].type"),
+        (body(tools=[{"type": "custom"}]), "tools[0].name"),
         (body(tools=[{"type": "function"}]), "tools[0].name"),
         (body(tool_choice="required"), "tool_choice"),
         (body(tool_choice="oven"), "tool_choice"),
