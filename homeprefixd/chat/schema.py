@@ -16,6 +16,9 @@ FORMATS = frozenset(
 )
 """Those that are enforced. JSON Schema has all others as a note to the reader, as it has `password` and `int32`."""
 
+_CAPITALS = {"time": "^[^z]*$", "date-time": "^[^tz]*$"}
+"""RFC 3339 allows small letters, which many readers of times do not."""
+
 _ONE = frozenset(
     {
         "items", "additionalItems", "additionalProperties", "contains", "contentSchema", "propertyNames", "not", "if",
@@ -54,6 +57,8 @@ def prepared(schema: dict[str, Any] | bool, *, lenient: bool) -> dict[str, Any] 
     for key in [key for key, is_idle in _IDLE.items() if key in found and is_idle(found[key])]:
         del found[key]
     _leave_conditions(found)
+    if isinstance(format_ := found.get("format"), str) and format_ in _CAPITALS:
+        found.setdefault("pattern", _CAPITALS[format_])
     try:
         _fit_numbers(found)
     except RequestError:

@@ -30,6 +30,8 @@ UNIQUE = {"uniqueItems": False}
         ({"contains": {}, "minContains": 0, "maxContains": 1}, {"contains": {}, "minContains": 0, "maxContains": 1}),
         ({"minContains": 2}, {}),
         ({"format": "date"}, {"format": "date"}),
+        ({"format": "time"}, {"format": "time", "pattern": "^[^z]*$"}),
+        ({"format": "time", "pattern": "1"}, {"format": "time", "pattern": "1"}),
         (
             {"minimum": 2**53 + 1, "maximum": -(2**53) - 1 + 2**60},
             {"minimum": 2**53 + 2, "maximum": 2**60 - 2**53 - 128},
