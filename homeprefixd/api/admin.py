@@ -26,6 +26,7 @@ DEFAULT_RATE = 100e6
 """Bytes a second that a verification reads, where the request does not say."""
 
 _MAX_RATE = 1e12
+_MIN_RATE = 4096
 _MAX_AGE = 100 * 365 * 86400.0  # s
 
 
@@ -109,6 +110,10 @@ async def verify(request: web.Request) -> web.Response:
     """`POST /cache/verify`: read and check all that is stored; the reply comes at the end."""
     body = fields.decode(await read_body(request), VerifyBody)
     rate = fields.number("rate", body.rate, 0, _MAX_RATE)
+    if rate is not None and 0 < rate < _MIN_RATE:
+        raise RequestError(
+            f"`rate` must be 0 or at least {_MIN_RATE} bytes a second.", param="rate", code="out_of_range"
+        )
     done = await request.app[ADMIN].verify(bool(body.repair), DEFAULT_RATE if rate is None else rate)
     names = ("nodes", "bytes", "damaged", "removed", "problems", "seconds", "complete")
     return json_response({name: getattr(done, name) for name in names})

@@ -62,7 +62,7 @@ def read_trace(path: Path, block: int = TRACE_TOKENS, limit: int | None = None) 
 def _lines(path: Path) -> Iterator[tuple[float, int, Sequence[int]]]:
     number = 0
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as lines:
             for line in lines:
                 number += 1
                 if line.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from .settings import json_flag
 )
 @click.option("--requests", metavar="N", type=click.IntRange(1), help="Only the first N.")
 @click.option(
-    "--prefill", metavar="SPEED", type=click.FloatRange(1), default=250.0, show_default=True, help="Tokens/s."
+    "--prefill", metavar="SPEED", type=click.FloatRange(1, 1e9), default=250.0, show_default=True, help="Tokens/s."
 )
 @click.option("--bytes-per-token", metavar="BYTES", type=click.IntRange(1), default=23_040, show_default=True)
 @click.option("--html", metavar="FILE", type=click.Path(path_type=Path), help="Write a page with charts.")
@@ -47,6 +48,8 @@ def simulate(
     from ..bench.simulate import Prefill, verdicts
     from ..bench.simulate import simulate as run
 
+    if math.isnan(prefill):  # no range holds it out
+        raise click.BadParameter("nan is no number of tokens per second", param_hint="--prefill")
     unknown = [name for name in policies if name not in EVICTORS]
     if unknown:
         raise click.UsageError(f"--policy cannot be {unknown[0]!r}; allowed: {', '.join(EVICTORS)}")

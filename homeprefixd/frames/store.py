@@ -200,6 +200,12 @@ class Verify(Frame):
     rate: float = 0.0  # bytes a second at most; 0: as fast as it goes
 
 
+class EndVerify(Frame):
+    """Nobody waits for a Verify any more: it ends, and is answered with what it found."""
+
+    ticket: int  # the Verify's
+
+
 class Resize(Frame):
     """Another budget of disk from now on, in bytes; the store shrinks to it in steps. From the daemon."""
 
@@ -285,6 +291,7 @@ ToStore = (
     | Flush
     | Stop
     | Verify
+    | EndVerify
     | Resize
     | Pin
     | Unpin

@@ -29,6 +29,7 @@ from ..frames.store import (
     Adopt,
     Compact,
     Compacted,
+    EndVerify,
     Export,
     FromStore,
     Hello,
@@ -252,8 +253,18 @@ class StoreLink:
         return reply
 
     async def verify(self, repair: bool, rate: float) -> Verified:
-        """Read and check all that is stored. Raises UnavailableError, also while another verification runs."""
-        reply = await self._ask(Verify(next(self._tickets), repair, rate), Verified, VERIFY_TIMEOUT)
+        """Read and check all that is stored. Raises UnavailableError, also while another verification runs.
+
+        It ends where nobody waits for it any more.
+        """
+        frame = Verify(next(self._tickets), repair, rate)
+        try:
+            reply = await self._ask(frame, Verified, VERIFY_TIMEOUT)
+        except BaseException:
+            if self._channel is not None:
+                with contextlib.suppress(ChannelClosedError):
+                    self._channel.send(EndVerify(frame.ticket))
+            raise
         if reply.error:
             raise UnavailableError(reply.error, retry_after=60)
         return reply

@@ -25,6 +25,7 @@ from ..frames.store import (
     Commit,
     Compact,
     Compacted,
+    EndVerify,
     Export,
     FileHash,
     FileHashKnown,
@@ -108,6 +109,7 @@ class Connection:
         self._name = name
         self._session: Session = self._cache.session()
         self._leases: dict[int, Lease] = {}
+        self._verifying = set[int]()  # tickets of verifications that somebody waits for
         self.grace = FLUSH_UNASKED
         """Seconds that the client gave with Stop."""
         self.failed = False
@@ -129,6 +131,7 @@ class Connection:
             self.failed = True
             log.exception("%s: a frame could not be answered", self._name)
         finally:
+            self._verifying.clear()
             self._channel.close()
             for lease in self._leases.values():
                 self._service.readers.cancel(lease)
@@ -200,7 +203,10 @@ class Connection:
             case Flush():
                 self._service.writer.submit(lambda: self._flush(frame))
             case Verify():
+                self._verifying.add(frame.ticket)
                 self._service.aside(lambda: self._verify(frame), "verify")
+            case EndVerify():
+                self._verifying.discard(frame.ticket)
             case Resize():
                 self._service.writer.submit(lambda: self._resize(frame))
             case Compact():
@@ -276,11 +282,18 @@ class Connection:
             error = "the store is open for reading only"
         else:
             try:
-                found = self._service.verifier.run(repair=frame.repair, rate=frame.rate, stop=self._service.ending)
+                found = self._service.verifier.run(
+                    repair=frame.repair,
+                    rate=frame.rate,
+                    stop=lambda: frame.ticket not in self._verifying or self._service.ending.is_set(),
+                )
                 error = "" if found is not None else "a verification is running already"
             except DiskTroubleError as trouble:
                 self._cache.trouble("verifying", trouble)
                 error = f"the store's tables cannot be read: {trouble}"
+            except Exception as failure:
+                error = _refusal(failure, "verifying")[0]
+        self._verifying.discard(frame.ticket)
         done = found or Findings()
         self._send(
             Verified(

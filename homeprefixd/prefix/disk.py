@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 _FEW = 256  # nodes removed in one transaction
+_LEAST_GAIN = 1 << 20  # bytes that a copy of the file must be smaller
+_GAIN_SHARE = 32  # of the file
 _PATIENCE = 10.0  # s that an exchange of the file waits for a moment without a reader
 
 
@@ -100,11 +102,13 @@ class Disk(DiskFile):
     def compact(self) -> tuple[int, int]:
         """*Writer.* Copy what is there beside the file and put it in its place: bytes on disk before and after.
 
-        Others read meanwhile, but for the moment of the exchange. Raises DiskFullError where there is no room for the
-        copy, DiskTroubleError; then nothing was changed.
+        A copy that would gain next to nothing is not made. Others read meanwhile, but for the moment of the exchange.
+        Raises DiskFullError where there is no room for the copy, DiskTroubleError; then nothing was changed.
         """
         before = self.file_bytes()
         need = self.used() + PAGE * len(self._tables)
+        if before - need < max(_LEAST_GAIN, before // _GAIN_SHARE):
+            return before, before
         if self.free_bytes() < need + max(self._min_free, need // 16):
             raise DiskFullError(f"the copy needs {need} bytes, {self.free_bytes()} are free")
         part = self._file.with_name(PART)
@@ -129,6 +133,11 @@ class Disk(DiskFile):
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
+        sums = self.sums.copy()
+        sums.written.add(self.file_bytes(), 0, self._wall())
+        with contextlib.suppress(DiskFullError, DiskTroubleError):
+            self._write(lambda txn: self._put_sums(txn, sums))
+        self.sums = sums
         return before, self.file_bytes()
 
     def put_pin(self, place: bytes, row: bytes | None) -> None:

@@ -25,6 +25,7 @@ SCRUB_EVERY = 7 * 86_400.0
 """Seconds between the end of one pass over all and the beginning of the next."""
 
 _IDLE_SECONDS = 30.0  # without look-ups and commits, after which scrubbing goes on
+_LOOK = 0.2  # seconds between questions whether to stop
 _NAMED = 100  # problems that are named
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,13 @@ class Findings:
     complete: bool = False
 
 
+def _rest(seconds: float, stop: Callable[[], bool]) -> None:
+    """Wait, but not beyond what `stop` says."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not stop():
+        time.sleep(min(left, _LOOK))
+
+
 class Verifier:
     """Passes over all nodes of a cache. One at a time."""
 
@@ -63,14 +71,14 @@ class Verifier:
         *,
         repair: bool,
         rate: float | Callable[[], float],
-        stop: threading.Event,
+        stop: Callable[[], bool] = lambda: False,
         pause: Callable[[], bool] = lambda: False,
         found: Findings | None = None,
     ) -> Findings | None:
         """Read everything, at most `rate` bytes a second (0: as fast as it goes). None if it is doing so already.
 
-        `repair`: remove what is damaged. `stop` ends it early; while `pause` says so, it waits. `found`: where it
-        counts. Raises DiskTroubleError if the tables themselves cannot be read.
+        `repair`: remove what is damaged. `stop` is asked several times a second and ends it early; while `pause` says
+        so, it waits. `found`: where it counts. Raises DiskTroubleError if the tables themselves cannot be read.
         """
         if not self._running.acquire(blocking=False):
             return None
@@ -81,21 +89,26 @@ class Verifier:
             self._running.release()
 
     def _run(
-        self, repair: bool, rate: Callable[[], float], stop: threading.Event, pause: Callable[[], bool], found: Findings
+        self,
+        repair: bool,
+        rate: Callable[[], float],
+        stop: Callable[[], bool],
+        pause: Callable[[], bool],
+        found: Findings,
     ) -> Findings:
         unreadable: dict[bytes, bytes] = {}
         begin = time.monotonic()
         at: bytes | None = b""
         while at is not None and self._cache.disk is not None:
-            while pause() and not stop.is_set():
-                stop.wait(1.0)
-            if stop.is_set():
+            while pause() and not stop():
+                _rest(1.0, stop)
+            if stop():
                 break
             checked = self._some(at)
             self._take(checked, found, repair, unreadable)
             at = checked.following
             speed = rate()
-            stop.wait(max(0.001, checked.size / speed if speed else 0.0))
+            _rest(max(0.001, checked.size / speed if speed else 0.0), stop)
         if unreadable:
             log.error("%d stored nodes are damaged; they are removed, with those below them", len(unreadable))
             found.removed += self._in_writer(lambda: self._cache.discard(unreadable))
@@ -216,7 +229,11 @@ class Scrubber:
             self._found, self._running = Findings(), True
             try:
                 found = self._verifier.run(
-                    repair=True, rate=lambda: self._rate, stop=self._stop, pause=self._must_wait, found=self._found
+                    repair=True,
+                    rate=lambda: self._rate,
+                    stop=self._stop.is_set,
+                    pause=self._must_wait,
+                    found=self._found,
                 )
             except Exception as error:
                 self._cache.trouble("verifying what is stored", error)

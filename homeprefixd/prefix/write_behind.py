@@ -25,6 +25,7 @@ _TOUCH_SECONDS = 60.0
 _BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
 _SHARE_STEP = 32  # of a full share so much more goes at once: looking for it costs as much for little as for much
 _LOOK_SECONDS = 2.0  # between looks whether a full disk has room again
+_FILE_SHARE = 1.1  # of the budget that the file may take
 _FULL_SECONDS = (
     10.0,
     600.0,
@@ -94,13 +95,16 @@ class WriteBehind:
     def write_path(self, path: Sequence[HotNode]) -> None:
         """Write nodes of a path, parents before children, without waiting for their time: as many as fit."""
         cache, at = self._cache, 0
-        if self._daily_writes:
-            self._spare_the_disk()
-        while at < len(path) and not (self.day_is_over or cache.clock() < self._retry_at or cache.out_of_time()):
+        while at < len(path) and not (cache.clock() < self._retry_at or cache.out_of_time()):
+            if self._daily_writes:
+                self._spare_the_disk()
+            if self.day_is_over:
+                return
             batch: list[HotNode] = []
+            limit = self._batch_bytes()
             with cache.lock:
                 for hot in path[at:]:
-                    if batch and sum(other.size for other in batch) + hot.size > self._disk.batch_bytes:
+                    if batch and sum(other.size for other in batch) + hot.size > limit:
                         break
                     at += 1
                     if hot.indexed and not hot.warm:
@@ -150,6 +154,11 @@ class WriteBehind:
                 cache.counters.dropped_nodes += len(waiting)
                 cache.counters.spared_nodes += len(waiting)
 
+    def _batch_bytes(self) -> int:
+        """Of state that may be written in one transaction: no more than is left of the day, a block excepted."""
+        left = self._daily_writes - self._disk.sums.written.on(self._cache.wall())
+        return min(self._disk.batch_bytes, max(1, left)) if self._daily_writes else self._disk.batch_bytes
+
     def try_again(self) -> None:
         """The disk may have room again: do not wait, and let it grow."""
         self._held_until = 0.0
@@ -187,7 +196,7 @@ class WriteBehind:
         """The next nodes to store, parents first, pinned until `_written`."""
         chosen: dict[HotNode, None] = {}
         size = 0
-        limit = self._disk.batch_bytes
+        limit = self._batch_bytes()
         for hot in list(self._cache.queue) if everything else self._cache.queue.due(now):
             chain: list[HotNode] = []
             at: HotNode | None = hot
@@ -222,6 +231,7 @@ class WriteBehind:
         covered: Sequence[bytes] = ()
         failure: Exception | None = None
         stale: list[bytes] = []
+        met = False  # a smaller budget, now
         try:
             self._repair()
             self._cache.registry.put(self._disk)
@@ -232,7 +242,7 @@ class WriteBehind:
                 shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
                 why = {node.record.key: "smaller" for node in shrunk}
-                self._shrinking = bool(shrunk)
+                self._shrinking, met = bool(shrunk), not shrunk
             others = len(gone)
             refused = self._keep_shares(batch, touches, gone)
             why |= {node.record.key: "share" for node in gone[others:]}
@@ -281,7 +291,24 @@ class WriteBehind:
             if failure is not None:
                 self._cache.touched = {**touches, **self._cache.touched}
         self._judge(failure)
+        if met and failure is None:
+            self._give_back()
         return failure is None or isinstance(failure, BudgetError)
+
+    def _give_back(self) -> None:
+        """A budget that was made smaller is met by what is stored: the file, which does not shrink by itself, too."""
+        size, live = self._disk.file_bytes(), self._disk.used()
+        left = self._daily_writes - self._disk.sums.written.on(self._cache.wall())
+        if size <= self._disk.limit * _FILE_SHARE or self._cache.deadline is not None:
+            return
+        if self._daily_writes and live > left:
+            log.info("the store's file takes %d MiB more than its budget: `compact` gives them back", _over(self._disk))
+            return
+        try:
+            before, after = self._disk.compact()
+            log.info("the store's file was compacted for its smaller budget: %d MiB, now %d", before >> 20, after >> 20)
+        except (DiskFullError, DiskTroubleError) as error:
+            log.warning("the store's file is larger than its budget, and cannot be compacted now: %s", error)
 
     def _state_of(self, hot: HotNode) -> Callable[[], memoryview]:
         return lambda: self._cache.state(hot, self._scratch)
@@ -429,6 +456,11 @@ class WriteBehind:
                 self._cache.repairs.remove(key)
                 self._cache.show((key, *gone))
                 self._cache.left_disk(gone, drop=True, hidden_before=True)
+
+
+def _over(disk: Disk) -> int:
+    """MiB of the file beyond its budget."""
+    return (disk.file_bytes() - disk.limit) >> 20
 
 
 def _mib(disk: Disk) -> int:

@@ -19,7 +19,7 @@ from homeprefixd.engine.edges import EdgeSlicer
 from homeprefixd.engine.worker import DEBUG_LOGITS
 from homeprefixd.frames.worker import AdapterFile, Constraint, Delta, Finished, LoraChoice, Message, Sampling
 from homeprefixd.lora import described
-from homeprefixd.prefix import client
+from homeprefixd.prefix import link
 from homeprefixd.prefix.client import Lookup, Slot, StoreClient
 from homeprefixd.prefix.thinning import KEPT
 from tests.integration.engine.running import Logits, Running, load_frame
@@ -96,7 +96,7 @@ def serve(
     monkeypatch.setattr(restoring, "_PLAN_PATIENCE", 20.0)  # what is tested is what comes, not when
     monkeypatch.setattr(edge_restoring, "BLOCK_PATIENCE", 20.0)
     monkeypatch.setattr(edge_saving, "SLOW", 20.0)
-    monkeypatch.setattr(client, "_SILENCE", 20.0)
+    monkeypatch.setattr(link, "_SILENCE", 20.0)
     houses: list[House] = []
 
     def start(arch: str, *, hot: int = 64 * MIB, warm: int = 256 * MIB, **changes: Any) -> House:

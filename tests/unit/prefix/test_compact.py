@@ -17,7 +17,7 @@ from homeprefixd.prefix.purge import purge
 SIZE = 400_000
 
 
-def test_space_is_given_back_while_others_read(make: Callable[..., House]) -> None:
+def test_space_is_given_back_while_others_read(make: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> None:
     house = make(hot=4 * MIB, warm=64 * MIB)
     disk = house.cache.disk
     assert disk is not None
@@ -42,8 +42,17 @@ def test_space_is_given_back_while_others_read(make: Callable[..., House]) -> No
 
     reader = threading.Thread(target=read)
     reader.start()
+    written = disk.sums.written.today
     try:
-        for _time in range(5):
+        was, now = disk.compact()
+        assert was == before
+        copied = disk.sums.written.today - written  # it wears the disk as everything does
+        assert 0.9 * now < copied <= now
+        assert disk.compact() == (now, now)  # for nothing it is not copied
+        assert disk.sums.written.today == written + copied
+        monkeypatch.setattr("homeprefixd.prefix.disk._LEAST_GAIN", -(1 << 40))
+        monkeypatch.setattr("homeprefixd.prefix.disk._GAIN_SHARE", -1)
+        for _time in range(4):
             was, now = disk.compact()
     finally:
         ending.set()
@@ -66,8 +75,11 @@ def test_without_room_for_the_copy_nothing_changes(make: Callable[..., House]) -
     house = make(hot=4 * MIB)
     disk = house.cache.disk
     assert disk is not None
-    house.save([1] * 64, SIZE)
-    house.cache.write(everything=True)
+    for number in range(30):
+        house.save([number] * 64, SIZE)
+        house.cache.write(everything=True)
+    for node in [hot.node.record.key.hex() for hot in house.cache.hot.by_key.values()][2:]:
+        purge(house.cache, prefix=node, now=house.now)
     disk.free_bytes = lambda: 1000  # type: ignore[method-assign]
     with pytest.raises(DiskFullError):
         disk.compact()

@@ -25,7 +25,7 @@ from homeprefixd.errors import StoreError
 from homeprefixd.frames import Stop
 from homeprefixd.frames import store as frames
 from homeprefixd.frames.store import NewNode
-from homeprefixd.prefix import client as client_module
+from homeprefixd.prefix import link
 from homeprefixd.prefix.blocks import block_key, from_le, to_le
 from homeprefixd.prefix.client import AdminClient, StoreClient
 from homeprefixd.prefix.connection import Connection
@@ -86,8 +86,8 @@ def test_nobody_waits_for_a_store_that_stands_still(
 
 
 def test_a_store_that_left_one_question_unanswered_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_SILENCE", 0.1)
-    monkeypatch.setattr(client_module, "_ASK_AGAIN", 0.2)
+    monkeypatch.setattr(link, "_SILENCE", 0.1)
+    monkeypatch.setattr(link, "_ASK_AGAIN", 0.2)
     ours, theirs = socket.socketpair()
     client = StoreClient()
     client.attach(ours)

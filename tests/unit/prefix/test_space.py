@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from prefix_testing import MIB, House
 
+from homeprefixd.frames.store import Pin
 from homeprefixd.prefix import listing
+from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.tree import Placed
 from homeprefixd.prefix.wear import DAY, Written
 
@@ -64,6 +66,17 @@ class TestWear:
         assert len(house.cache.queue) == 0
         assert there(house, range(30)) == 30  # in RAM
         house.cache.check_integrity()
+
+    @pytest.mark.parametrize("pinned", [False, True])
+    def test_nor_by_one_long_prompt(self, make: Callable[..., House], pinned: bool) -> None:
+        house = make(hot=32 * MIB, daily_writes=2 * MIB)
+        long = [number for number in range(3000, 3040) for _ in range(64)]
+        house.save(long, SIZE)
+        if pinned:
+            house.cache.pins.pin(Pin(0, house.namespace, to_le(long)))
+        house.cache.write(everything=True)
+        written = listing.stats(house.cache, store_id="", uptime=0)["writes"]["today"]
+        assert 2 * MIB <= written < 2 * MIB + SIZE
 
     def test_a_restart_begins_no_new_day(self, make: Callable[..., House]) -> None:
         house = make(hot=32 * MIB, daily_writes=2 * MIB)
@@ -133,6 +146,8 @@ class TestBudget:
         house.cache.write()
         assert len(steps) > 1
         assert disk.used() <= 6 * MIB
+        assert disk.file_bytes() <= 1.1 * 6 * MIB
+        assert house.restore([0] * 64)[0][0] == "hot"
         house.cache.check_integrity()
         house.reopen()
         assert there(house, range(1)) == 1

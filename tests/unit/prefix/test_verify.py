@@ -61,7 +61,7 @@ def writing() -> Iterator[Writing]:
 
 def verify(house: House, writing: Writing, *, repair: bool = False) -> Findings:
     verifier = Verifier(house.cache, writing.jobs.append)
-    found = verifier.run(repair=repair, rate=0, stop=threading.Event())
+    found = verifier.run(repair=repair, rate=0)
     assert found is not None
     assert found.complete
     return found
@@ -201,10 +201,10 @@ def test_a_second_pass_waits_for_nobody(house: House, writing: Writing) -> None:
         paused.set()
         return True
 
-    first = threading.Thread(target=lambda: verifier.run(repair=False, rate=0, stop=stop, pause=pause))
+    first = threading.Thread(target=lambda: verifier.run(repair=False, rate=0, stop=stop.is_set, pause=pause))
     first.start()
     assert paused.wait(10)
-    assert verifier.run(repair=False, rate=0, stop=stop) is None
+    assert verifier.run(repair=False, rate=0, stop=stop.is_set) is None
     stop.set()
     first.join()
 
@@ -214,7 +214,7 @@ def test_the_rate_is_kept(house: House, writing: Writing) -> None:
     house.reopen()
     verifier = Verifier(house.cache, writing.jobs.append)
     begin = time.monotonic()
-    found = verifier.run(repair=False, rate=4e6, stop=threading.Event())
+    found = verifier.run(repair=False, rate=4e6)
     assert found is not None
     assert found.bytes / (time.monotonic() - begin) <= 4e6
 
@@ -282,7 +282,7 @@ def test_who_asks_does_not_wait_for_the_scrubber(house: House, writing: Writing)
     while not scrubber.figures()["bytes"] and time.monotonic() < until:
         house.now += 31.0
         time.sleep(0.01)
-    found = asked.run(repair=False, rate=0, stop=threading.Event())
+    found = asked.run(repair=False, rate=0)
     assert found is not None
     assert (found.nodes, found.complete) == (6, True)
     assert scrubber.figures()["running"]
@@ -330,6 +330,26 @@ class TestProcess:
         begin = time.monotonic()
         assert store.stop()[0] == 0
         assert time.monotonic() - begin < 5
+
+    def test_it_ends_when_nobody_waits_for_it(
+        self, tmp_path: Path, start_store: Callable[..., Store], start_worker: Callable[[Store], Worker]
+    ) -> None:
+        """Else nobody else could ask for one, for years at such a rate."""
+        store = start_store(tmp_path)
+        worker = start_worker(store)
+        for number in range(12):
+            worker.save([number] * 64, size=2_000_000)
+        store.flush()
+        store.channel.send(frames.Verify(1, False, 1000.0))
+        store.channel.send(frames.Verify(2, False, 0.0))
+        busy = store.channel.receive()
+        assert isinstance(busy, frames.Verified)
+        assert (busy.ticket, busy.error) == (2, "a verification is running already")
+        store.channel.send(frames.EndVerify(1))
+        left = store.channel.receive()
+        assert isinstance(left, frames.Verified)
+        assert (left.ticket, left.complete) == (1, False)
+        assert store.ask(frames.Verify(3, False, 0.0)).complete
 
 
 def test_admin_says_what_is_wrong(tmp_path: Path) -> None:
