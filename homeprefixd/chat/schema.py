@@ -137,7 +137,7 @@ def _fit_numbers(schema: dict[str, Any]) -> None:
             schema[key] = _above(key, bound)
     lower, upper = ([(schema[key], key) for key in keys if _is_number(schema.get(key))] for keys in (_LOWER, _UPPER))
     if lower and upper and max(lower)[0] > min(upper)[0]:
-        raise _refused(max(lower)[1], f"and `{min(upper)[1]}` leave no number between them")
+        raise _refused(max(lower)[1], f"and `{min(upper)[1]}` leave no float of 64 bits between them")
 
 
 def _above(key: str, bound: float) -> float:
