@@ -25,6 +25,7 @@ from ..frames.worker import (
 )
 from .embedding import Embedder
 from .failures import failure_of
+from .model_files import LoadedFiles
 
 _HEARTBEAT = 1.0  # seconds
 
@@ -32,8 +33,8 @@ _HEARTBEAT = 1.0  # seconds
 class EmbeddingWorker:
     """Serves `Embed` frames until it is told to stop."""
 
-    def __init__(self, embedder: Embedder, info: ModelInfo, emit: Callable[[Frame], None]) -> None:
-        self._embedder, self.info, self._emit = embedder, info, emit
+    def __init__(self, embedder: Embedder, info: ModelInfo, emit: Callable[[Frame], None], files: LoadedFiles) -> None:
+        self._embedder, self.info, self._emit, self._files = embedder, info, emit, files
 
     def run(self, channel: Channel[ToWorker]) -> None:
         """On the calling thread, until `Stop` or the daemon's end."""
@@ -52,6 +53,7 @@ class EmbeddingWorker:
     def _take(self, frame: ToWorker, channel: Channel[ToWorker]) -> None:
         match frame:
             case Embed():
+                self._files.end_if_changed()
                 self._embedder.put(frame)
             case Cancel():
                 self._embedder.cancel(frame.rid)
@@ -65,6 +67,7 @@ class EmbeddingWorker:
         steps = 0
         try:
             while not done.wait(_HEARTBEAT):
+                self._files.end_if_changed()
                 steps += 1
                 self._emit(Heartbeat(steps, 0.0, 0, 0, 0, 0, {}))
         except ChannelClosedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -27,6 +28,12 @@ def file_identity(path: Path | int) -> FileIdentity:
     """Of the file at a path, or of a descriptor. Raises OSError."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+CHANGED = 4
+"""Exit code of a process whose model's file was written into."""
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedFiles:
@@ -54,3 +61,10 @@ class LoadedFiles:
             if file_identity(descriptor) != identity:
                 return path
         return None
+
+    def end_if_changed(self) -> None:
+        """End this process at once, so that the daemon starts another one, which loads what is there."""
+        path = self.changed()
+        if path is not None:
+            logger.critical("%s was changed while it was loaded: it is loaded again", path)
+            os._exit(CHANGED)

@@ -70,7 +70,6 @@ if TYPE_CHECKING:  # they load llama.cpp, see `build`
 
 DEBUG_LOGITS = "HOMEPREFIXD_DEBUG_LOGITS"
 _HEARTBEAT = 1.0  # seconds
-_CHANGED = 4  # exit code
 _NAMESPACE_PATIENCE = 2.0  # seconds that `Ready` may wait for the model's hash
 _NEIGHBOUR_PATIENCE = 0.05  # seconds that the store may take to say what a new prompt resembles
 _LAST_STEP = 10.0  # seconds that a step may still take once the daemon is gone
@@ -179,7 +178,7 @@ class Worker:
     def _take(self, frame: ToWorker, channel: Channel[ToWorker]) -> None:
         match frame:
             case Generate():
-                self._check_files()
+                self.files.end_if_changed()
                 self.intake.put(frame)
             case Tokenize() | Detokenize() | ApplyTemplate() | DescribeTemplate() | TokenizeRequest():
                 self.intake.convert(frame)
@@ -211,17 +210,10 @@ class Worker:
     def _beat(self, done: threading.Event) -> None:
         try:
             while not done.wait(_HEARTBEAT):
-                self._check_files()
+                self.files.end_if_changed()
                 self.emit(self.engine.figures())
         except ChannelClosedError:
             return
-
-    def _check_files(self) -> None:
-        """End at once if weights have changed under us: the daemon starts a process that loads what is there."""
-        path = self.files.changed()
-        if path is not None:
-            logger.critical("%s was changed while it was loaded: it is loaded again", path)
-            os._exit(_CHANGED)
 
 
 def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker | EmbeddingWorker:
@@ -286,7 +278,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
             cache_mode="off",
             cache_reason="It makes embeddings, of which nothing is reused.",
         )
-        return EmbeddingWorker(embedder, info, emit)
+        return EmbeddingWorker(embedder, info, emit, files)
     batch = max(64, load.batch // 64 * 64)
     score_bytes = 0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch)
     tried = probe_adapters(load, Path(load.probes)) if load.probes else load.adapters

@@ -393,7 +393,7 @@ class StoreLink:
             self._channel = None
         self._answered.clear()
         line = end.telling_line
-        self._reason = f"{end}: {line}" if line and line not in str(end) else str(end)
+        self._reason = f"{end}: {line}" if line and line not in str(end) and end.code >= 0 else str(end)
         for reply in self._waiting.values():
             if not reply.done():
                 reply.set_exception(UnavailableError(f"the cache's store ended ({end})", retry_after=max(1, int(wait))))

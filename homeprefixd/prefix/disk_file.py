@@ -162,7 +162,6 @@ class DiskFile:
         self._min_free = min_free
         self._wall = wall
         self.read_only = read_only
-        self.batch_bytes = max(1 << 20, min(_BATCH, limit // 16))
         self._file = directory / DATA
         self._policy = policy
         self._encoder = Encoder(level)
@@ -333,6 +332,11 @@ class DiskFile:
     def nodes(self) -> int:
         with self._begin() as txn:
             return int(txn.stat(self._tables[NODES])["entries"])
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of state that is written in one transaction, about: it needs as much room beside what it replaces."""
+        return max(1 << 20, min(_BATCH, self.limit // 16))
 
     def used(self) -> int:
         """Bytes in the pages of all tables. Raises DiskTroubleError; CountsError if what LMDB says cannot be."""

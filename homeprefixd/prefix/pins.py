@@ -45,6 +45,7 @@ class PinRow(msgspec.Struct, array_like=True, frozen=True):
     label: str
     created: float  # Unix time, s
     expires: float  # Unix time, s; 0: never
+    part: bytes = b""  # key of the last node of its path that was on disk, where that was not its own
 
 
 Rows = dict[bytes, PinRow]
@@ -158,8 +159,39 @@ class Pins:
         with self._disk.table() as warm:
             kept = self.kept([warm])
             edges = self.edges([warm], warm.place, stale)
+            whole = {row for pins in kept.values() for _end, row in pins}
+            parts = {
+                place: self._part(place, row, warm)
+                for place, row in self.rows.items()
+                if row not in whole and row.namespace not in stale
+            }
         nodes = {key for key, pins in kept.items() if any(row.namespace not in stale for _end, row in pins)}
-        return edges.union(nodes)
+        for place, part in parts.items():
+            if part != self.rows[place].part:
+                self._note_part(place, part)
+        return edges.union(nodes, filter(None, parts.values()))
+
+    def _part(self, place: bytes, row: PinRow, warm: WarmTable) -> bytes:
+        """Key of the last node on disk of a pin's path, as far as it is known; b"" if there is none.
+
+        What is above is found by way of what is in RAM, or was noted then.
+        """
+        with self._cache.lock:
+            node = holder([self._cache.hot.table], place)
+        key = node.record.key if node is not None else place[:KEY_BYTES]
+        while (found := warm.place(key)) is None:
+            with self._cache.lock:
+                hot = self._cache.hot.by_key.get(key)
+            if hot is None:
+                return row.part if row.part and warm.place(row.part) is not None else b""
+            key = hot.node.parent
+        return found.record.key
+
+    def _note_part(self, place: bytes, part: bytes) -> None:
+        try:
+            self._put(place, msgspec.structs.replace(self.rows[place], part=part))
+        except HomeprefixdError as error:
+            log.debug("%s", error.message)
 
     def forget_missing(self) -> None:
         """*Writer.* Pins of what is in no tier go: it was purged."""
@@ -234,6 +266,9 @@ class Pins:
                     kept = min(_end(place, row), self._on_disk(node, warm))
                     waits = hot is not None and hot.queued and self._cache.warm_state == "ok"
                     reason = "it waits to be written" if waits else self._reason()
+                part = warm.place(row.part) if node is None and row.part and warm is not None else None
+                if part is not None:
+                    kept, reason = min(_end(place, row), part.end), self._reason()
                 if kept == _end(place, row):
                     reason = ""
                 found.append(

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .cache import Cache
@@ -47,11 +48,17 @@ class Findings:
     complete: bool = False
 
 
-def _rest(seconds: float, stop: Callable[[], bool]) -> None:
-    """Wait, but not beyond what `stop` says."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0 and not stop():
+def _rest(seconds: Callable[[], float], stop: Callable[[], bool]) -> None:
+    """Wait, but not beyond what `stop` says; `seconds` from now may change meanwhile."""
+    begin = time.monotonic()
+    while (left := begin + seconds() - time.monotonic()) > 0 and not stop():
         time.sleep(min(left, _LOOK))
+
+
+def _seconds(size: int, rate: Callable[[], float]) -> float:
+    """That reading `size` bytes takes."""
+    speed = rate()
+    return max(0.001, size / speed if speed > 0 else 0.0)
 
 
 class Verifier:
@@ -101,14 +108,13 @@ class Verifier:
         at: bytes | None = b""
         while at is not None and self._cache.disk is not None:
             while pause() and not stop():
-                _rest(1.0, stop)
+                _rest(lambda: 1.0, stop)
             if stop():
                 break
             checked = self._some(at)
             self._take(checked, found, repair, unreadable)
             at = checked.following
-            speed = rate()
-            _rest(max(0.001, checked.size / speed if speed else 0.0), stop)
+            _rest(partial(_seconds, checked.size, rate), stop)
         if unreadable:
             log.error("%d stored nodes are damaged; they are removed, with those below them", len(unreadable))
             found.removed += self._in_writer(lambda: self._cache.discard(unreadable))

@@ -25,6 +25,7 @@ _TOUCH_SECONDS = 60.0
 _BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
 _SHARE_STEP = 32  # of a full share so much more goes at once: looking for it costs as much for little as for much
 _LOOK_SECONDS = 2.0  # between looks whether a full disk has room again
+_COMPACT_SECONDS = 300.0  # between attempts to make the file smaller
 _FILE_SHARE = 1.1  # of the budget that the file may take
 _FULL_SECONDS = (
     10.0,
@@ -51,6 +52,8 @@ class WriteBehind:
         self._free_when_full = 0
         self._touches_written = cache.clock()
         self._shrinking = True  # the budget may be smaller than it was
+        self._compact_at: float | None = None  # when the file is to be made smaller, if it is
+        self._compact_told = False
         self._daily_writes = daily_writes
         self.day_is_over = False
         """Whether as much was written today as may be."""
@@ -88,6 +91,8 @@ class WriteBehind:
             if not busy:
                 if self._takes_back(now):
                     continue
+                if self._compact_at is not None and now >= self._compact_at:
+                    self._give_back()
                 return self._next_write(now)
             if not self._write_some(batch, touches):
                 return self._retry(cache.clock())
@@ -186,6 +191,8 @@ class WriteBehind:
                 times.append(now + memo)
             if self._held_until:
                 times.append(min(self._look_at, self._held_until))
+            if self._compact_at is not None:
+                times.append(self._compact_at)
         return max(0.0, min(times) - now) if times else None
 
     def _replies_due(self, now: float, everything: bool) -> bool:
@@ -292,23 +299,27 @@ class WriteBehind:
                 self._cache.touched = {**touches, **self._cache.touched}
         self._judge(failure)
         if met and failure is None:
-            self._give_back()
+            self._compact_at = self._cache.clock()
         return failure is None or isinstance(failure, BudgetError)
 
     def _give_back(self) -> None:
         """A budget that was made smaller is met by what is stored: the file, which does not shrink by itself, too."""
-        size, live = self._disk.file_bytes(), self._disk.used()
-        left = self._daily_writes - self._disk.sums.written.on(self._cache.wall())
-        if size <= self._disk.limit * _FILE_SHARE or self._cache.deadline is not None:
+        disk, self._compact_at = self._disk, None
+        if disk.file_bytes() <= disk.limit * _FILE_SHARE or self._cache.deadline is not None:
             return
-        if self._daily_writes and live > left:
-            log.info("the store's file takes %d MiB more than its budget: `compact` gives them back", _over(self._disk))
-            return
+        left = self._daily_writes - disk.sums.written.on(self._cache.wall())
         try:
-            before, after = self._disk.compact()
+            if self._daily_writes and disk.used() > left:
+                raise DiskFullError("cache.daily_writes does not allow it")
+            before, after = disk.compact()
             log.info("the store's file was compacted for its smaller budget: %d MiB, now %d", before >> 20, after >> 20)
         except (DiskFullError, DiskTroubleError) as error:
-            log.warning("the store's file is larger than its budget, and cannot be compacted now: %s", error)
+            self._compact_at = self._cache.clock() + _COMPACT_SECONDS
+            if not self._compact_told:
+                log.warning("the store's file is larger than its budget, and cannot be compacted now: %s", error)
+            self._compact_told = True
+        else:
+            self._compact_told = False
 
     def _state_of(self, hot: HotNode) -> Callable[[], memoryview]:
         return lambda: self._cache.state(hot, self._scratch)
@@ -456,11 +467,6 @@ class WriteBehind:
                 self._cache.repairs.remove(key)
                 self._cache.show((key, *gone))
                 self._cache.left_disk(gone, drop=True, hidden_before=True)
-
-
-def _over(disk: Disk) -> int:
-    """MiB of the file beyond its budget."""
-    return (disk.file_bytes() - disk.limit) >> 20
 
 
 def _mib(disk: Disk) -> int:

@@ -232,6 +232,15 @@ def test_a_model_that_makes_embeddings_only(tmp_path: Path, demo_model: Path, tw
         ):
             status, refused = served.ask(path, {"model": "embedder", **asked})
             assert (status, "makes embeddings only" in refused["error"]["message"]) == (400, True), refused
+        other_weights = make("llama-embed", demo_model, tmp_path / "other.gguf", seed=1).read_bytes()
+        with (two[0] / "embedder.gguf").open("r+b") as file:
+            file.write(other_weights)
+        deadline = time.monotonic() + 30
+        while (answer := served.ask("/v1/embeddings", {"model": "embedder", "input": texts}))[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert "was changed while it was loaded" in served.log.read_text()
+        assert answer[1]["data"][0]["embedding"] != first
 
 
 # ------------------------------------------------------------------------------------------------- hostile files

@@ -563,7 +563,7 @@ def test_the_writer_comes_by_to_look_while_the_disk_is_full(house: House) -> Non
         house.now += wait
 
 
-def test_the_last_flush_ends_in_time(make: Callable[..., House]) -> None:
+def test_the_last_flush_ends_in_time(make: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written until then is whole, and the rest is counted."""
     house = make(hot=32 * MIB)
     disk = house.cache.disk
@@ -575,7 +575,7 @@ def test_the_last_flush_ends_in_time(make: Callable[..., House]) -> None:
         return really(*arguments)
 
     disk.store = slow  # type: ignore[method-assign]
-    disk.batch_bytes = 1 * MIB
+    monkeypatch.setattr("homeprefixd.prefix.disk_file._BATCH", 1 * MIB)
     for number in range(10):
         house.save([number, *PROMPT[:63]], size=1 * MIB)
     house.cache.deadline = house.now + 10.0

@@ -152,6 +152,29 @@ class TestBudget:
         house.reopen()
         assert there(house, range(1)) == 1
 
+    def test_a_smaller_one_is_kept_to(self, make: Callable[..., House]) -> None:
+        """Also by what is written at a time; and a file that could not be made smaller is, as soon as it can be."""
+        house = make(hot=8 * MIB, warm=160 * MIB, daily_writes=100 * MIB)
+        disk = house.cache.disk
+        assert disk is not None
+        fill(house, range(300))
+        before = disk.file_bytes()
+        assert before > 50 * MIB
+        house.cache.bound_writes(MIB)
+        house.cache.resize(24 * MIB)
+        house.cache.write()
+        assert disk.used() <= 24 * MIB
+        assert disk.file_bytes() >= before
+        house.cache.bound_writes(0)
+        house.now += 301
+        house.cache.write()
+        assert disk.file_bytes() <= 24 * MIB
+        for step in range(6):
+            for number in range(20):
+                house.save([1000 + step * 20 + number] * 64, SIZE)
+            house.cache.write(everything=True)
+        assert disk.file_bytes() <= 1.1 * 24 * MIB
+
     def test_a_smaller_one_at_the_start(self, make: Callable[..., House]) -> None:
         house = make(hot=8 * MIB, warm=32 * MIB)
         fill(house, range(60))

@@ -275,7 +275,7 @@ def test_who_asks_does_not_wait_for_the_scrubber(house: House, writing: Writing)
     house.save(PROMPT, size=600_000)  # 1.8 MB as stored
     house.reopen()
     asked = Verifier(house.cache, writing.jobs.append)
-    scrubber = Scrubber(house.cache, asked, writing.jobs.append, every=100.0, rate=1e5)
+    scrubber = Scrubber(house.cache, asked, writing.jobs.append, every=100.0, rate=1e3)
     house.now += 1000.0
     scrubber.start()
     until = time.monotonic() + 20
@@ -291,6 +291,11 @@ def test_who_asks_does_not_wait_for_the_scrubber(house: House, writing: Writing)
     before = scrubber.figures()["bytes"]
     time.sleep(1.5)
     assert scrubber.figures()["bytes"] == before
+    scrubber.set_rate(1e9)  # at once, however long the next step was to wait
+    while scrubber.figures()["running"] and time.monotonic() < until:
+        house.now += 31.0
+        time.sleep(0.01)
+    assert (scrubber.figures()["nodes"], scrubber.figures()["running"]) == (6, False)
     scrubber.stop()
 
 
