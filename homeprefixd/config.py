@@ -137,6 +137,18 @@ class RecordsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     explain: Literal["on", "off"] = "on"  # on: say of each request why it did not reuse more
 
 
+class AppRulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is other for one app than `[stable]` says; "": as there. Expressions are added to those there."""
+
+    app: str  # its name, as the records have it
+    drop_billing_line: Literal["on", "off", ""] = ""
+    move_volatile_line: Literal["on", "off", ""] = ""
+    sort_tools: Literal["on", "off", ""] = ""
+    sort_keys: Literal["on", "off", ""] = ""
+    custom: str = ""
+    move: str = ""
+
+
 class StableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rules that keep prompts stable, so that they are reused."""
 
@@ -148,6 +160,7 @@ class StableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     custom: str = ""  # a regular expression: what it finds in system messages is removed
     move: str = ""  # a regular expression: what it finds in system messages goes to the last user message
     apps: str = ""  # names of apps, or parts of them, by commas: the rules are for these only; "": for all
+    per_app: list[AppRulesConfig] = []  # rules of single apps, also of those that `apps` leaves out
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,20 +11,25 @@ import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .config_keys import PREFIX
 from .config_sources import Flag, load
 from .errors import ConfigError, HomeprefixdError
+from .expressions import joined
 
 SECTION = "stable"
 
 EXPRESSIONS = ("move", "custom")
 """Rules that are regular expressions: a second one is added to the first."""
 
+PER_APP = "per_app"
+"""Its list of tables with rules of single apps."""
+
 _HEADER = re.compile(r"""\s*\[\s*(?:stable|"stable"|'stable')\s*\]\s*(?:#.*)?""")
+_APP_HEADER = re.compile(r"""\s*\[\[\s*(?:stable|"stable"|'stable')\s*\.\s*["']?per_app["']?\s*\]\]\s*(?:#.*)?""")
 _ACCESS_LIST = "system.posix_acl_access"
 
 
@@ -38,20 +43,38 @@ class Applied(NamedTuple):
 def rule_line(rule: str, setting: str) -> str:
     """As it stands in the file."""
     plain = "'" not in setting and setting.isprintable() and setting != "on"
-    quoted = json.dumps(setting, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return f"{rule} = '{setting}'" if plain else f"{rule} = {quoted}"
+    return f"{rule} = '{setting}'" if plain else f"{rule} = {_quoted(setting)}"
 
 
-def joined(old: str, new: str) -> str:
-    """One regular expression for both."""
-    if not old or old == new:
-        return new
-    known = f"|{old}|"
-    return old if f"|{new}|" in known else f"{old}|{new}"
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def apply_rule(rule: str, file: Path, setting: str = "on", environ: Mapping[str, str] = os.environ) -> str:
-    """Set a rule in a TOML file. Its path.
+def rule_lines(rule: str, setting: str, app: str) -> list[str]:
+    """All that is to be added to a file that has nothing of it: for one app, or ("") for all."""
+    line = rule_line(rule, setting)
+    return [f"[[{SECTION}.{PER_APP}]]", f"app = {_quoted(app)}", line] if app else [f"[{SECTION}]", line]
+
+
+def with_rule(section: Mapping[str, Any], rule: str, setting: str, app: str) -> dict[str, Any]:
+    """`[stable]` with a rule set, for one app or ("") for all; an expression is added to the one that is there."""
+    new = copy.deepcopy(dict(section))
+    table: dict[str, Any] = new
+    if app:
+        tables = new.setdefault(PER_APP, [])
+        same = [one for one in tables if str(one.get("app", "")).strip().lower() == app.lower()]
+        if not same:
+            tables.append({"app": app})
+        table = same[0] if same else tables[-1]
+    had = table.get(rule)
+    table[rule] = joined(had, setting) if rule in EXPRESSIONS and isinstance(had, str) else setting
+    return new
+
+
+def apply_rule(
+    rule: str, file: Path, setting: str = "on", environ: Mapping[str, str] = os.environ, app: str = ""
+) -> str:
+    """Set a rule in a TOML file, for one app or ("") for all. Its path.
 
     Nothing else in it changes, nor whose it is and who may read it; a link stays one. What is written was read again
     before: a daemon that could be started with the file still can. Raises ConfigError with the line to add by hand; the
@@ -64,35 +87,40 @@ def apply_rule(rule: str, file: Path, setting: str = "on", environ: Mapping[str,
         section = tree.get(SECTION, {})
         if not isinstance(section, dict):
             raise ConfigError(f"{SECTION} is no section in it")
-        had = section.get(rule)
-        if rule in EXPRESSIONS and isinstance(had, str):
-            setting = joined(had, setting)
-        if had != setting:
-            wanted = copy.deepcopy(tree)
-            wanted.setdefault(SECTION, {})[rule] = setting
-            text = _edited(old or "", rule, setting, wanted)
-            others = {name: text for name, text in environ.items() if name != f"{PREFIX}STABLE_{rule.upper()}"}
+        tables = section.get(PER_APP, [])
+        if app and not (isinstance(tables, list) and all(isinstance(one, dict) for one in tables)):
+            raise ConfigError(f"{SECTION}.{PER_APP} is no list of tables in it")
+        new = with_rule(section, rule, setting, app)
+        if new != section:
+            text = _edited(old or "", rule, setting, app, {**tree, SECTION: new})
+            setting_name = PER_APP if app else rule
+            others = {name: text for name, text in environ.items() if name != f"{PREFIX}STABLE_{setting_name.upper()}"}
             place.parent.mkdir(parents=True, exist_ok=True)
             with _part(place, text, new=old is None) as part:
                 _check(part, file, others)
                 part.replace(place)
             _sync_directory(place.parent)
     except OSError as error:
-        raise _refused(file, rule, setting, f"it cannot be written: {error.strerror or error}") from error
+        raise _refused(file, rule, setting, app, f"it cannot be written: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise _refused(file, rule, setting, "it is not UTF-8 text") from error
+        raise _refused(file, rule, setting, app, "it is not UTF-8 text") from error
     except tomllib.TOMLDecodeError as error:
-        raise _refused(file, rule, setting, f"it is not TOML: {error}") from error
+        raise _refused(file, rule, setting, app, f"it is not TOML: {error}") from error
     except HomeprefixdError as error:
-        raise _refused(file, rule, setting, error.message) from error
+        raise _refused(file, rule, setting, app, error.message) from error
     return str(file)
 
 
-def _refused(file: Path, rule: str, setting: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"{file} was left as it is: {reason}. Add this line to its section [{SECTION}] by hand: "
-        + rule_line(rule, setting)
-    )
+def by_hand(rule: str, setting: str, app: str) -> str:
+    """What a person is to add, as the end of a message."""
+    if app:
+        return f"add these lines at its end by hand: {' / '.join(rule_lines(rule, setting, app))}"
+    return f"add this line to its section [{SECTION}] by hand: {rule_line(rule, setting)}"
+
+
+def _refused(file: Path, rule: str, setting: str, app: str, reason: str) -> ConfigError:
+    todo = by_hand(rule, setting, app)
+    return ConfigError(f"{file} was left as it is: {reason}. {todo[0].upper()}{todo[1:]}")
 
 
 def _read(place: Path) -> str | None:
@@ -111,36 +139,46 @@ def _read(place: Path) -> str | None:
 # ---------------------------------------------------------------------------------------------------------- editing
 
 
-def _edited(text: str, rule: str, setting: str, wanted: Mapping[str, Any]) -> str:
+def _edited(text: str, rule: str, setting: str, app: str, wanted: Mapping[str, Any]) -> str:
     """The text whose values are `wanted`. Raises ConfigError."""
-    line = rule_line(rule, setting)
+    place: list[str | int]
+    if app:
+        index = next(i for i, one in enumerate(wanted[SECTION][PER_APP]) if one["app"].strip().lower() == app.lower())
+        setting = wanted[SECTION][PER_APP][index][rule]
+        header, place = _APP_HEADER, [SECTION, PER_APP, index]
+    else:
+        setting = wanted[SECTION][rule]
+        header, place = _HEADER, [SECTION]
     end = "\r\n" if text.count("\r\n") == text.count("\n") > 0 else "\n"
-    for new in _candidates(text, rule, line, end):
+    for new in _candidates(text, rule, rule_lines(rule, setting, app), end, header, place):
         with contextlib.suppress(tomllib.TOMLDecodeError):
             if tomllib.loads(new.replace("\r\n", "\n")) == wanted:
                 return new
     raise ConfigError("the rule cannot be written into it without changing something else")
 
 
-def _candidates(text: str, rule: str, line: str, end: str) -> Iterator[str]:
-    """Texts that may have the line, the most natural first. Whether they say what they should is not known here: a
-    header may stand in a string, too.
+def _candidates(
+    text: str, rule: str, block: list[str], end: str, header: re.Pattern[str], place: Sequence[str | int]
+) -> Iterator[str]:
+    """Texts that may have the last line of `block`, the most natural first. Whether they say what they should is not
+    known here: a header may stand in a string, too. `place`: the table that it goes into.
     """
     lines = text.split("\n")
+    line = block[-1]
     for index, known in enumerate(lines):
-        if _HEADER.fullmatch(known):
+        if header.fullmatch(known):
             if index == len(lines) - 1:
                 yield f"{text}{end}{line}{end}"
             else:
                 yield "\n".join([*lines[: index + 1], line + end.removesuffix("\n"), *lines[index + 1 :]])
     gap = "" if not text else end if text.endswith("\n") else 2 * end
-    yield f"{text}{gap}[{SECTION}]{end}{line}{end}"
-    edited = _replaced(text, rule, line)
+    yield f"{text}{gap}{end.join(block)}{end}"
+    edited = _replaced(text, rule, block, place)
     if edited is not None:
         yield edited if end == "\n" else re.sub(r"(?<!\r)\n", end, edited)
 
 
-def _replaced(text: str, rule: str, line: str) -> str | None:
+def _replaced(text: str, rule: str, block: list[str], place: Sequence[str | int]) -> str | None:
     """With the rule's value in whatever form it has: in a table, inline or dotted. None if that cannot be done."""
     import tomlkit  # here: the daemon that never writes a rule does not pay for it
     from tomlkit.exceptions import TOMLKitError
@@ -149,8 +187,17 @@ def _replaced(text: str, rule: str, line: str) -> str | None:
         document = tomlkit.parse(text)
         if tomlkit.dumps(document) != text:
             return None
-        section: Any = document[SECTION]
-        section[rule] = tomlkit.parse(f"{line}\n").item(rule)
+        section: Any = document
+        for part in place[:2]:
+            section = section[part]
+        if len(place) > 2 and len(section) == place[2]:  # a list that is written in one line
+            table = tomlkit.inline_table()
+            table.update(tomllib.loads("\n".join(block[1:])))
+            section.append(table)
+            return tomlkit.dumps(document)
+        for part in place[2:]:
+            section = section[part]
+        section[rule] = tomlkit.parse(f"{block[-1]}\n").item(rule)
         return tomlkit.dumps(document)
     except (TOMLKitError, KeyError, TypeError, ValueError, IndexError):
         return None

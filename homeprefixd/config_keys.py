@@ -51,13 +51,17 @@ ADAPTERS, CONTROL_VECTORS = "model.adapters", "model.control_vectors"
 """The settings of a model that are lists: tables with a `path`, in TOML also where a variable gives them."""
 
 
+APP_RULES = "stable.per_app"
+"""The same, with an `app`."""
+
+
 @dataclass(frozen=True)
 class Key:
     """One setting: its place in the tree, type and default."""
 
     section: str
     name: str
-    kind: Literal["str", "int", "float", "bool", "size", "choice", "adapters", "control_vectors"]
+    kind: Literal["str", "int", "float", "bool", "size", "choice", "adapters", "control_vectors", "app_rules"]
     default: Any
     choices: tuple[str, ...] = ()
 
@@ -114,6 +118,8 @@ def _key(section: str, item: msgspec.structs.FieldInfo) -> Key:
         return Key(section, item.name, "adapters", [])
     if path == CONTROL_VECTORS:
         return Key(section, item.name, "control_vectors", [])
+    if path == APP_RULES:
+        return Key(section, item.name, "app_rules", [])
     if path in _SIZES:
         return Key(section, item.name, "size", item.default)
     return Key(section, item.name, item.type.__name__, item.default)

@@ -197,8 +197,8 @@ def _from_file(file: Path, known: Mapping[str, Key]) -> dict[str, tuple[Origin, 
         if not isinstance(table, dict):
             raise ConfigError(f"{place}: {section} is a section: write [{section}] and its settings below it")
         for name, value in table.items():
-            place = f"{file}:{lines.get(f'{section}.{name}', 1)}"
             path = f"{section}.{name}"
+            place = f"{file}:{lines.get(path, lines.get(f'{path}[0].', 1))}"
             if path == MODEL_LIST:
                 given[path] = Origin("file", place), list(_tables(value, file, lines, known))
                 continue

@@ -9,11 +9,12 @@ from typing import Any
 
 from .config import GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, PINNED
 from .config_adapters import parse_adapters
-from .config_keys import Key, Origin, near, refuse
+from .config_app_rules import parse_app_rules
+from .config_keys import APP_RULES, Key, Origin, near, refuse
 from .config_tables import TablesError
 from .config_vectors import parse_vectors
 from .errors import ConfigError
-from .expressions import is_expression
+from .expressions import is_expression, joined
 
 _UNITS = {
     unit.lower(): factor
@@ -25,6 +26,12 @@ MAX_SIZE = 64 << 40
 """Bytes. A process can map twice as many."""
 
 _TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+_TABLES: Mapping[str, Callable[[Any], list[dict[str, Any]]]] = {
+    "adapters": parse_adapters,
+    "control_vectors": parse_vectors,
+    "app_rules": parse_app_rules,
+}
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
@@ -51,9 +58,9 @@ def parse(key: Key, value: Any, origin: Origin, percent: dict[str, float]) -> An
             return _truth(key, value, origin)
         case "size":
             return _size(key, value, origin, percent)
-        case "adapters" | "control_vectors":
+        case "adapters" | "control_vectors" | "app_rules":
             try:
-                return parse_adapters(value) if key.kind == "adapters" else parse_vectors(value)
+                return _TABLES[key.kind](value)
             except TablesError as error:
                 raise ConfigError(f"{origin}: {key.path}: {error}", param=key.path) from error
 
@@ -198,6 +205,14 @@ def check(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
     for path, (holds, allowed) in _CHECKS.items():
         if not holds(values[path]):
             refuse(origins[path], path, values[path], allowed)
+    for name in ("custom", "move"):
+        for one in values[APP_RULES]:
+            if not is_expression(joined(values[f"stable.{name}"], one.get(name, ""))):
+                raise ConfigError(
+                    f"{origins[APP_RULES]}: {name} of {one['app']} cannot be used together with stable.{name}: it is"
+                    " put behind that and a |, so it may have no flags such as (?i) at its beginning",
+                    param=APP_RULES,
+                )
     of_v = "model.kv_type_v" if values["model.kv_type_v"] else "model.kv_type"
     if values[of_v] not in KV_TYPES_WITHOUT_FLASH and values["model.flash_attention"] == "off":
         raise ConfigError(

@@ -321,20 +321,20 @@ class Daemon:
         except ConfigError as error:
             logger.error("the API keys were not changed: %s", error.message)
 
-    async def _apply_rule(self, rule: str, setting: str) -> Applied:
+    async def _apply_rule(self, rule: str, setting: str, app: str) -> Applied:
         """Put a rule of `[stable]` in force, and write it into the configuration file if that may be written."""
         if self._reloader is None:
             raise UnavailableError("the daemon is starting", retry_after=2)
         file, written, reason = self._settings_file(), "", "there is no configuration file, and no home for one"
         if file is not None:
             try:
-                written = await asyncio.to_thread(apply_rule, rule, file, setting)
+                written = await asyncio.to_thread(apply_rule, rule, file, setting, app=app)
                 reason = ""
             except ConfigError as error:
                 reason = error.message
         if written:
             await self._reloader.reload()
-        if self._reloader.use_rule(rule, setting) and written:
+        if self._reloader.use_rule(rule, setting, app) and written:
             written, reason = "", f"{written} has it now, but something else that says otherwise wins"
         return Applied(written, reason)
 

@@ -72,6 +72,13 @@ class Expression:
         raise UnfitError("the expression is too slow")
 
 
+def joined(old: str, new: str) -> str:
+    """One regular expression for both. Each may be empty."""
+    if not old or not new or old == new:
+        return new or old
+    return old if f"|{new}|" in f"|{old}|" else f"{old}|{new}"
+
+
 def is_expression(text: str) -> bool:
     """Can it be used? Both must take it: `re`, whose language people know, and `regex`, which runs it."""
     try:

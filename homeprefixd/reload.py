@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from .config import Config
-from .config_file import EXPRESSIONS, joined
+from .config_file import with_rule
 from .errors import HomeprefixdError
 from .frames.store import Resize
 from .models.loading import stable_rules
@@ -87,18 +87,17 @@ class Reloader:
         except Exception:
             logger.exception("the configuration could not be read again, the old one stays")
 
-    def use_rule(self, rule: str, setting: str) -> bool:
-        """Set a rule of `[stable]` until the configuration is read again; whether it was not set so already."""
-        name = f"{_RULES}{rule}"
+    def use_rule(self, rule: str, setting: str, app: str = "") -> bool:
+        """Set a rule of `[stable]`, for one app or ("") for all, until the configuration is read again; whether it was
+        not set so already.
+        """
         tree: dict[str, dict[str, Any]] = msgspec.to_builtins(self._config)
-        old = tree["stable"][rule]
-        value = joined(old, setting) if rule in EXPRESSIONS else setting
-        if value == old:
+        new = with_rule(tree["stable"], rule, setting, app)
+        if msgspec.convert({**tree, "stable": new}, Config) == self._config:
             return False
-        tree["stable"][rule] = value
-        self._config = msgspec.convert(tree, Config)
+        self._config = msgspec.convert({**tree, "stable": new}, Config)
         self._pool.set_rules(stable_rules(self._config.stable))
-        logger.info("%s is %s now, it was %s", name, value, old)
+        logger.info("%s%s is %s now%s", _RULES, rule, setting, f" for {app}" if app else "")
         return True
 
     async def _apply(self, new: Config, changed: Mapping[str, tuple[Any, Any]]) -> None:

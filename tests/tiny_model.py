@@ -52,6 +52,7 @@ ARCHS: dict[str, dict[str, Any]] = {  # behind a `+` is what sets one apart from
     "gemma2": {"attention.sliding_window": WINDOW},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2},
     "gpt-oss": {**_EXPERTS, "attention.sliding_window": WINDOW},
+    "gpt-oss+wide": {**_EXPERTS, "attention.sliding_window": 160},
     "deepseek2": {
         **_EXPERTS,
         "leading_dense_block_count": 1,

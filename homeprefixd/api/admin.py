@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import NotFoundError, RequestError
-from ..frames.store import Purge
+from ..frames.store import LEAST_RATE, Purge
 from . import fields
 from . import reply_shapes as shape
 from .durations import seconds
@@ -26,7 +26,6 @@ DEFAULT_RATE = 100e6
 """Bytes a second that a verification reads, where the request does not say."""
 
 _MAX_RATE = 1e12
-_MIN_RATE = 4096
 _MAX_AGE = 100 * 365 * 86400.0  # s
 
 
@@ -110,9 +109,9 @@ async def verify(request: web.Request) -> web.Response:
     """`POST /cache/verify`: read and check all that is stored; the reply comes at the end."""
     body = fields.decode(await read_body(request), VerifyBody)
     rate = fields.number("rate", body.rate, 0, _MAX_RATE)
-    if rate is not None and 0 < rate < _MIN_RATE:
+    if rate is not None and 0 < rate < LEAST_RATE:
         raise RequestError(
-            f"`rate` must be 0 or at least {_MIN_RATE} bytes a second.", param="rate", code="out_of_range"
+            f"`rate` must be 0 or at least {LEAST_RATE} bytes a second.", param="rate", code="out_of_range"
         )
     done = await request.app[ADMIN].verify(bool(body.repair), DEFAULT_RATE if rate is None else rate)
     names = ("nodes", "bytes", "damaged", "removed", "problems", "seconds", "complete")

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import ContextOverflowError, HomeprefixdError, RequestError
-from ..frames.worker import ApplyTemplate, Constraint, Generate, Message, Tokenize
+from ..frames.worker import Constraint, Generate, Message, Sampling, TokenizeRequest
 from . import conversation, fields
 from . import reply_shapes as shape
 from .anthropic_reply import MessageWriter
@@ -25,10 +25,6 @@ from .operation import COUNT, EVENTS, Operation
 from .replies import respond
 from .sse import EventStream
 from .standing import with_standing
-
-BILLING_LINE = "x-anthropic-billing-header:"
-"""How a line of Claude Code's system text begins that holds a new number in each request: nothing after it would ever
-be found in the cache. It is meant for a server's books, not for a model."""
 
 _HOSTED = "is a tool that runs at Anthropic, which is not supported here; tools need an `input_schema`"
 
@@ -128,12 +124,8 @@ def _text(where: str, block: Block) -> str:
 
 
 def system_text(system: str | list[Block] | None) -> str | None:
-    """The system prompt, without the line that differs in each request."""
-    texts = _texts("system", system)
-    if texts and texts[0].startswith(BILLING_LINE):
-        rest = texts[0].partition("\n")[2].lstrip("\n")
-        texts = [rest, *texts[1:]] if rest else texts[1:]
-    return joined(texts) or None
+    """The system prompt. Its billing line stays for the rule that drops it, which may be off, and is counted."""
+    return joined(_texts("system", system)) or None
 
 
 def _user_messages(where: str, content: str | list[Block]) -> list[Message]:
@@ -320,8 +312,8 @@ async def count_tokens(request: web.Request) -> web.Response:
     tools, kwargs = conversation.without_strict(_tools(body.tools))[0], _template_kwargs(body)
     fields.check_plain("tools", tools)
     fields.check_plain("chat_template_kwargs", kwargs)
-    prompt = await backend.convert(alias, ApplyTemplate(rid, messages_of(body), tools, kwargs))
-    found = await backend.convert(alias, Tokenize(rid, [prompt.text], True, True, False))
+    asked = Generate(rid, messages_of(body), None, tools, kwargs, 1, [], Sampling(), False)
+    found = await backend.convert(alias, TokenizeRequest(rid, with_standing(request, asked, None)))
     return json_response({"input_tokens": len(found.tokens)})
 
 

@@ -17,8 +17,9 @@ from .records import Records
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
 OBSERVATIONS: web.AppKey[Observations] = web.AppKey("observations")
 RECORDS: web.AppKey[Records] = web.AppKey("records")
-APPLY_RULE: web.AppKey[Callable[[str, str], Awaitable[Applied]]] = web.AppKey("apply_rule")
-"""Takes a rule of `[stable]` and what it is set to; not there where the daemon cannot read its settings again."""
+APPLY_RULE: web.AppKey[Callable[[str, str, str], Awaitable[Applied]]] = web.AppKey("apply_rule")
+"""Takes a rule of `[stable]`, what it is set to, and the app that it is for ("": all); not there where the daemon
+cannot read its settings again."""
 
 LAST_LOADS: web.AppKey[LastLoads] = web.AppKey("last_loads")
 """What models were when they were loaded last; not there without a cache directory."""

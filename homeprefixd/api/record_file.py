@@ -64,11 +64,14 @@ class RecordFile:
                 self._broken = True
 
     def _write(self, line: bytes) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(descriptor, "ab", buffering=0) as file:
-            full = file.tell() + len(line) > self._size and file.tell() > 0
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            full = size + len(line) > self._size and size > 0
             if not full:
-                file.write(line)
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a half line of a process that was killed
+                    line = b"\n" + line
+                _append(descriptor, line, size)
                 return
         self._rotate()
         self._write(line)
@@ -82,6 +85,18 @@ class RecordFile:
                 newer.replace(older)
         if not self._files:
             self._path.unlink()
+
+
+def _append(descriptor: int, line: bytes, size: int) -> None:
+    """All of it or nothing: a half line would spoil the next one too. Raises OSError."""
+    done = 0
+    try:
+        while done < len(line):
+            done += os.write(descriptor, line[done:])
+    except OSError:
+        if done:
+            os.ftruncate(descriptor, size)
+        raise
 
 
 def without_text(record: Record) -> Record:

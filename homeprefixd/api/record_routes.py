@@ -90,9 +90,10 @@ async def apply(request: web.Request) -> web.Response:
             " configuration and start it again.",
             code="not_supported",
         )
-    setting = explanation.setting or "on"
-    done = await use(explanation.rule, setting)
-    return json_response({"rule": explanation.rule, "setting": setting, "file": done.file, "reason": done.reason})
+    setting, app = explanation.setting or "on", explanation.app
+    done = await use(explanation.rule, setting, app)
+    told = {"rule": explanation.rule, "setting": setting, "app": app, "file": done.file, "reason": done.reason}
+    return json_response(told)
 
 
 async def overview(request: web.Request) -> web.Response:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import ipaddress
 import itertools
 import time
 from collections import deque
@@ -18,6 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from ..clients import app_name
+from ..explain.causes import EVERYBODYS
 from ..explain.conclude import Explanation, OtherModel, conclude
 from ..explain.models_seen import ModelsSeen
 from ..frames.worker import TOO_SLOW, Account, Finished, GateDecision, Generate, Progress, SectionTokens
@@ -191,6 +192,8 @@ class Records:
         record.gate = event.gate
         other = self._others.get(record.id)
         found = conclude(record.id, account, timings, rate, event.gate, other) if account is not None else None
+        if found is not None and found.rule and found.rule not in EVERYBODYS:
+            found = msgspec.structs.replace(found, app=record.app)
         record.explanation = found
         if found is not None and found.tokens_lost:
             record.cause, record.place = found.cause, found.place
@@ -319,18 +322,6 @@ class Records:
             yield watcher
         finally:
             self._watchers.discard(watcher)
-
-
-def app_name(client: str) -> str:
-    """The app behind `Generate.client`: a key's name, or what the client calls itself, without address and version."""
-    first, _, agent = client.partition(" ")
-    if first == "key" and agent:
-        return agent
-    try:
-        ipaddress.ip_address(first.partition("%")[0])
-    except ValueError:
-        return client.strip() or "unknown"
-    return agent.strip().partition("/")[0] or first
 
 
 def first_token_ms(records: Iterable[Record], *, warm: bool) -> float | None:

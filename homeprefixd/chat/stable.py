@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from ..expressions import Expression, UnfitError
+from ..clients import app_name
+from ..expressions import Expression, UnfitError, joined
 from ..frames.worker import TOO_SLOW, Generate, Message, StableRules
 
 _BILLING = re.compile(r"^[^\S\n]*x-[\w-]*billing[\w-]*:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
@@ -31,15 +32,39 @@ _CLOCK = (
 )
 _CLOCK_WORD = r"(?:time|date|today|now|clock|datetime|timestamp|uhrzeit|datum|heute)"
 _PLACE_WORD = (
-    r"(?:you are in (?:the )?area|the user is in"
-    r"|(?:current |user'?s? )?(?:area|room|location|weather|temperature"
-    r"|session(?: id)?|request(?: id)?|nonce|turn|counter))"
+    r"(?:current |user'?s? )?"
+    r"(?:area|room|location|weather|temperature|session(?: id)?|request(?: id)?|nonce|turn|counter)"
 )
+_IS = r"(?:[^\n:=.,;!?]{0,30}[:=]|(?:\s+(?:outside|inside|now|today|in(?: the)? \w+))?\s+is\b|\s*[#№]?\s*\d)"
+"""What stands between such a word and its value; else the word begins a sentence (`Turn off the light.`)."""
+
+_SAID_PLACE = re.compile(r"[#*\-\s]*you are in (?:the )?area\b", re.IGNORECASE)
+"""As Home Assistant says it; that what is asked for is meant there stands behind it in the same line."""
+
+INSTRUCTION = re.compile(
+    r"\b(?:you(?:'re|r (?:task|job|role|name|goal)| \w+)"
+    r"|never|always|must|should|shall|do not|don't|cannot|can't|only|answer|reply|respond|speak|write|use|keep"
+    r"|ignore|refuse|reveal|tell|say|act|pretend|behave|follow|obey|avoid|ensure|make sure|remember|treat|ask"
+    r"|assistant|persona|please|if|when|unless|allowed|forbidden|to be|du bist|sie sind|nie|niemals|immer|nicht"
+    r"|keine?n?|muss|musst|darf|darfst|soll(?:st|en)?|antworte\w*|sprich|verrate|verwende|benutze|bleibe?|bitte"
+    r"|wenn|assistent\w*|tu es|vous êtes|jamais|toujours|dois|devez|réponds|répondez|eres|usted es|nunca"
+    r"|siempre|debes?|responde\w*|asistente|devi|rispondi|sempre|você é|deve|responda|je bent|u bent|nooit"
+    r"|altijd|moet|niet|antwoord|du är|aldrig|alltid|måste|svara|inte|jesteś|nigdy|zawsze|musisz|odpowiadaj"
+    r"|olet|aina|koskaan|älä|vastaa|ты|вы|никогда|всегда|должен|отвечай\w*)\b"
+    r"|あなた|ください|必ず|禁止|您|你|请|不要|必须",
+    re.IGNORECASE,
+)
+"""What tells a model what it is, or what to do: that stays where it stands."""
+
 _LINE = re.compile(r"^[^\n]{1,240}$", re.MULTILINE)
 _NUMBERS = re.compile(r"\d[:./-]\d")
 _CLOCK_AT_ALL = re.compile(_CLOCK, re.IGNORECASE)
 _TIMED_LINE = re.compile(rf"[^\n]*\b{_CLOCK_WORD}\b[^\n]*{_CLOCK}|[^\n]{{0,40}}{_CLOCK}[^\n]{{0,40}}$", re.IGNORECASE)
-_PLACE_LINE = re.compile(rf"[#*\-\s]*{_PLACE_WORD}\b", re.IGNORECASE)
+_STANDS = (
+    r"(?:the |this )?(?:user|speaker|device|satellite|tablet|panel|microphone)"
+    r" (?:is|stands|is placed|is located|speaks)(?: now)? (?:in|from)\b"
+)
+_PLACE_LINE = re.compile(rf"[#*\-\s]*(?:{_PLACE_WORD}\b{_IS}|{_STANDS})", re.IGNORECASE)
 """A short line that says what time it is, where somebody is, or what the weather is like."""
 
 _MOST_LINES = 8  # that are moved: more are no stray lines, but a list with times in it
@@ -75,39 +100,42 @@ class Stabilizer:
     def rules(self, rules: StableRules) -> None:
         with self._lock:
             self._rules = rules
-            self._slow: Counter[str] = Counter()  # rule -> how often it was too slow since it last was not
+            self._slow: Counter[str] = Counter()  # expression -> how often it was too slow since it last was not
             self._off: frozenset[str] = frozenset()
-            self._said: dict[str, float] = {}  # rule -> when
+            self._said: dict[str, float] = {}  # expression -> when
 
     def __call__(self, generate: Generate) -> tuple[Generate, dict[str, int]]:
         """As `apply`."""
         with self._lock:
             rules, off = self._rules, self._off
-        changed, counts = apply(rules, generate, clock_in_template=self.clock_in_template, off=off)
-        if (rules.custom or rules.move) and generate.messages is not None and _is_for(rules, generate.client):
-            self._note(rules, counts)
+        own = for_client(rules, generate.client)
+        changed, counts = apply(own, generate, clock_in_template=self.clock_in_template, off=off)
+        if (own.custom or own.move) and generate.messages is not None:
+            self._note(rules, own, counts)
         return changed, counts
 
-    def _note(self, rules: StableRules, counts: Mapping[str, int]) -> None:
+    def _note(self, rules: StableRules, own: StableRules, counts: Mapping[str, int]) -> None:
         with self._lock:
             if rules is not self._rules:
                 return
-            for name in {"custom", "move"} - self._off:
-                if not counts.get(name + TOO_SLOW):
-                    self._slow[name] = 0
+            for name, expression in (("custom", own.custom), ("move", own.move)):
+                if not expression or expression in self._off:
                     continue
-                self._slow[name] += 1
+                if not counts.get(name + TOO_SLOW):
+                    self._slow[expression] = 0
+                    continue
+                self._slow[expression] += 1
                 now = self._timer()
-                if self._slow[name] >= _SLOW_IN_A_ROW:
-                    self._off |= {name}
+                if self._slow[expression] >= _SLOW_IN_A_ROW:
+                    self._off |= {expression}
                     logger.warning(
                         "stable.%s was too slow %d times in a row: it is off until the configuration is read again."
                         " Write an expression without nested repeats, such as (a+)+",
                         name,
-                        self._slow[name],
+                        self._slow[expression],
                     )
-                elif now - self._said.get(name, -_SAID_EVERY) >= _SAID_EVERY:
-                    self._said[name] = now
+                elif now - self._said.get(expression, -_SAID_EVERY) >= _SAID_EVERY:
+                    self._said[expression] = now
                     logger.warning("stable.%s was too slow for a prompt: that was left as it came", name)
 
     def now(self) -> datetime.datetime:
@@ -121,19 +149,19 @@ def apply(
     """A chat with the rules applied, and how often each was; the same object where none has changed it.
 
     `clock_in_template`: the model's template asks for the time. A rule whose expression is too slow is not applied,
-    and counted with TOO_SLOW behind its name. `off`: rules with expressions that are left out.
+    and counted with TOO_SLOW behind its name. `off`: expressions that are left out.
     """
     if generate.messages is None:
         return generate, {}
     counts: Counter[str] = Counter()
     if rules.freeze_clock and clock_in_template:
         counts["freeze_clock"] += 1
-    if not _is_for(rules, generate.client):
-        return generate, dict(counts)
+    rules = for_client(rules, generate.client)
     messages, tools = list(generate.messages), generate.tools
     if rules.drop_billing_line:
-        messages = _each_system(messages, drop_billing_line, counts, "drop_billing_line")
-    rules = msgspec.structs.replace(rules, **dict.fromkeys(off, ""))
+        messages = _each_system(messages, drop_billing_line, counts, "drop_billing_line", emptied=False)
+    left_out = {name: "" for name in ("custom", "move") if getattr(rules, name) in off}
+    rules = msgspec.structs.replace(rules, **left_out)
     share = TIME_LIMIT / max(1, bool(rules.custom) + bool(rules.move))
     if rules.custom:
         try:
@@ -152,19 +180,39 @@ def apply(
     return msgspec.structs.replace(generate, messages=messages, tools=tools), dict(counts)
 
 
-def _is_for(rules: StableRules, client: str) -> bool:
-    return not rules.apps or any(name.lower() in client.lower() for name in rules.apps)
+def for_client(rules: StableRules, client: str) -> StableRules:
+    """What counts for one client: the rules, if they are for its app, and those that are for it alone."""
+    if not rules.apps and not rules.per_app:
+        return rules
+    if rules.apps and not any(name.lower() in client.lower() for name in rules.apps):
+        rules = StableRules(drop_billing_line=False, freeze_clock=rules.freeze_clock, per_app=rules.per_app)
+    own: dict[str, Any] = {"apps": (), "per_app": ()}
+    name = app_name(client).lower()
+    for one in rules.per_app:
+        if one.app.lower() == name:
+            switches = {"drop_billing_line", "move_volatile_line", "sort_tools", "sort_keys"}
+            own |= {field: value for field in switches if (value := getattr(one, field)) is not None}
+            own |= {"custom": joined(rules.custom, one.custom), "move": joined(rules.move, one.move)}
+    return msgspec.structs.replace(rules, **own)
 
 
 def _each_system(
-    messages: list[Message], change: Callable[[str], tuple[str, int]], counts: Counter[str], rule: str
+    messages: list[Message],
+    change: Callable[[str], tuple[str, int]],
+    counts: Counter[str],
+    rule: str,
+    *,
+    emptied: bool = True,
 ) -> list[Message]:
+    """`emptied` False: a message of which nothing is left goes."""
     changed: list[Message] = []
     for message in messages:
         if message.role == "system" and message.content:
             text, times = change(message.content)
             if times:
                 counts[rule] += times
+                if not text and not emptied:
+                    continue
                 message = msgspec.structs.replace(message, content=text)
         changed.append(message)
     return changed
@@ -172,7 +220,8 @@ def _each_system(
 
 def drop_billing_line(text: str) -> tuple[str, int]:
     """The text without lines of a vendor's billing, and how many there were."""
-    return _BILLING.subn("", text)
+    left, count = _BILLING.subn("", text)
+    return left.lstrip("\n") if count and _BILLING.match(text) else left, count
 
 
 def move_lines(
@@ -217,6 +266,12 @@ def _move_lines(
     return changed
 
 
+def moved_lines(content: str) -> str:
+    """What the rules have put before a message's own text, with the empty line behind it; "" if there is none."""
+    head, end, _rest = content.partition("\n\n")
+    return head + end if content.startswith(f"{_HEAD}\n") and end else ""
+
+
 def taken_out(content: str, rules: StableRules, counts: Counter[str]) -> tuple[str, list[str]]:
     """A system message without what the rules move, and that. Raises UnfitError."""
     expression = Expression(rules.move, TIME_LIMIT, multiline=True) if rules.move else None
@@ -247,7 +302,8 @@ def _volatile_lines(text: str) -> Iterator[tuple[int, int]]:
     for found in _LINE.finditer(text):
         line = found[0]
         timed = _may_tell_time(line) and _TIMED_LINE.match(line) is not None
-        if timed or _PLACE_LINE.match(line) is not None:
+        placed = timed or _PLACE_LINE.match(line) is not None
+        if (placed and INSTRUCTION.search(line) is None) or _SAID_PLACE.match(line) is not None:
             yield found.span()
 
 

@@ -218,6 +218,17 @@ class _Explanation(TypedDict):
     advice: str
     rule: str
     setting: NotRequired[str]
+    app: NotRequired[str]
+
+
+class Applied(TypedDict):
+    """`POST /cache/explain/ID/apply`."""
+
+    rule: str
+    setting: str
+    app: NotRequired[str]
+    file: str
+    reason: str
 
 
 class Explained(TypedDict):
@@ -262,7 +273,7 @@ class Unloaded(TypedDict):
     unloaded: bool
 
 
-_EXPLAIN = "/cache/explain/"
+_EXPLAIN, _APPLY = "/cache/explain/", "/apply"
 
 _SHAPES: Mapping[str, Any] = {
     "/cache/stats": Stats,
@@ -277,6 +288,7 @@ _SHAPES: Mapping[str, Any] = {
     "/cache/warm": Warmed,
     "/cache/match": Matched,
     _EXPLAIN: Explained,
+    _EXPLAIN + _APPLY: Applied,
     "/models/details": Models,
     "/models/load": Loaded,
     "/models/unload": Unloaded,
@@ -287,7 +299,9 @@ _ALWAYS_THERE = frozenset(("/cache/stats", "/cache/overview", "/cache/prefixes",
 
 def lack(path: str, found: Any) -> str:
     """Why `found`, as it came from JSON, cannot be a daemon's reply to `path`; "" if it can."""
-    route = _EXPLAIN if path.startswith(_EXPLAIN) else path.partition("?")[0]
+    route = path.partition("?")[0]
+    if path.startswith(_EXPLAIN):
+        route = _EXPLAIN + _APPLY if path.endswith(_APPLY) else _EXPLAIN
     shape = _SHAPES.get(route)
     if shape is None:
         return ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..config_file import apply_rule, rule_line
+from ..config_file import apply_rule, by_hand, rule_line
 from ..errors import ConfigError, HomeprefixdError
 from ..explain.causes import GATE
 from .cache import cache_flags, daemon_of
@@ -23,7 +23,12 @@ _WAIT_TOLD = 100.0  # ms
 
 @click.command()
 @click.argument("request_id", metavar="[ID|last]", default="last")
-@click.option("--apply", is_flag=True, help="Write the rule that is proposed into the configuration file.")
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="Have the daemon use the rule that is proposed, and write it into its configuration; with --config into that"
+    " file.",
+)
 @cache_flags
 def explain(request_id: str, apply: bool, url: str | None, as_json: bool, **given: str | None) -> None:
     """Say why a request did not reuse more of its prompt.
@@ -31,25 +36,43 @@ def explain(request_id: str, apply: bool, url: str | None, as_json: bool, **give
     ID is the `id` of its reply; `last` is the last request.
     """
     output = Output(as_json)
-    found = call(daemon_of(url, given), f"/cache/explain/{urllib.parse.quote(request_id, safe='')}")
+    daemon = daemon_of(url, given)
+    found = call(daemon, f"/cache/explain/{urllib.parse.quote(request_id, safe='')}")
     if as_json:
         output.document(found)
     else:
         for line in sentences(found["record"], found["explanation"]):
             output.line(line)
-    if apply:
-        explanation = found["explanation"] or {}
-        rule, setting = explanation.get("rule"), explanation.get("setting") or "on"
-        if not rule:
-            raise HomeprefixdError("there is no rule that would help here: nothing was written")
-        try:
-            wanted = _wanted(given)
-        except ConfigError as error:
-            by_hand = f"add this line to its section [stable] by hand: {rule_line(rule, setting)}"
-            raise ConfigError(f"{error.message}. Nothing was written; {by_hand}") from error
-        place = apply_rule(rule, wanted, setting)
-        if not as_json:
-            output.line(f"Written: {rule_line(rule, setting)} in {place}. Reload or restart the daemon to use it.")
+    if not apply:
+        return
+    explanation = found["explanation"] or {}
+    if not explanation.get("rule"):
+        raise HomeprefixdError("there is no rule that would help here: nothing was written")
+    said = _write(explanation, given) if given.get("config") else _have_it_used(daemon, found["record"]["id"])
+    if not as_json:
+        output.line(said)
+
+
+def _have_it_used(daemon: str, request_id: str) -> str:
+    """By the daemon, which knows its own file. What was done."""
+    done = call(daemon, f"/cache/explain/{urllib.parse.quote(request_id, safe='')}/apply", {})
+    rule, setting, app = done["rule"], done["setting"], done.get("app", "")
+    of_app = f" for {printable(app)}" if app else ""
+    if done["file"]:
+        return f"In force from the next request on: {rule_line(rule, setting)}{of_app}, written to {done['file']}."
+    return f"In force until the daemon ends: {rule_line(rule, setting)}{of_app}. It was not written: {done['reason']}"
+
+
+def _write(explanation: Mapping[str, Any], given: Mapping[str, str | None]) -> str:
+    """Into the file that was named. What was done. Raises ConfigError."""
+    rule, setting, app = explanation["rule"], explanation.get("setting") or "on", explanation.get("app", "")
+    try:
+        wanted = _wanted(given)
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}. Nothing was written; {by_hand(rule, setting, app)}") from error
+    place = apply_rule(rule, wanted, setting, app=app)
+    of_app = f" for {printable(app)}" if app else ""
+    return f"Written: {rule_line(rule, setting)}{of_app} in {place}. Reload or restart the daemon to use it."
 
 
 def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) -> list[str]:
@@ -88,7 +111,9 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
         lines += ["", explanation["advice"]]
     if explanation["rule"]:
         line = rule_line(explanation["rule"], explanation.get("setting") or "on")
-        lines.append(f"The rule that does it: {line} in section [stable]; --apply writes it.")
+        app = explanation.get("app", "")
+        where = f"in a table [[stable.per_app]] with app = {printable(app)!r}" if app else "in section [stable]"
+        lines.append(f"The rule that does it: {line} {where}; --apply writes it.")
     return lines
 
 

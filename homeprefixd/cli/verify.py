@@ -15,6 +15,7 @@ import click
 from ..config_sources import cache_directory
 from ..config_values import parse_size
 from ..errors import NotFoundError, StoreError, UnavailableError
+from ..frames.store import LEAST_RATE
 from ..sizes import size_text
 from .cache import cache_flags
 from .output import Output, count_text, seconds_text
@@ -50,6 +51,8 @@ def verify(url: str | None, as_json: bool, repair: bool, rate: str | None, **giv
     speed = parse_size(rate) if rate is not None else None
     if rate is not None and speed is None:
         raise click.UsageError(f"--rate cannot be {rate!r}; allowed: a size such as 50MB, each second")
+    if speed is not None and 0 < speed < LEAST_RATE:
+        raise click.UsageError(f"--rate is at least {LEAST_RATE} bytes, each second")
     output = Output(as_json)
     found = _verify(url, given, repair, speed)
     if as_json:

@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from ..clients import app_name
+from ..explain.causes import HARMLESS
 from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
-from ..explain.prompt import Prompt, common_length
+from ..explain.prompt import Prompt, common_length, name_of
 from ..explain.rules import rules_behind
 from ..frames import Frame
 from ..frames.store import Traced
@@ -33,6 +36,8 @@ BEYOND = 256
 _SEAM = 2  # tokens at a prompt's end that may be others once a reply follows
 _LEAST_COMMON = 16  # tokens from which a stored prompt is one that resembles
 _EARLY = 64  # requests that ended before they were accounted for, of which one knows it
+_VALUES = frozenset({"clock", "counter", "random_id", "changing_value"})
+_CLEARLY, _MUCH = 1.25, 2.0  # times as much
 _PIECES = 400  # sections that are told at most
 
 logger = logging.getLogger(__name__)
@@ -51,19 +56,20 @@ class Accountant:
         trace: Callable[[Space, bytes], Traced | None] = lambda space, tokens: None,
         counters: defaultdict[str, float] | None = None,
         in_force: Callable[[], StableRules] = StableRules,
+        replay: bool = True,
     ) -> None:
         """`pieces`: bytes of each token, control tokens too. `emit` may raise ChannelClosedError. `stored`: tokens (u32
         LE) of the stored prompt that begins as the given ones, in a request's namespace; asked if none is remembered.
         `grain`: whole multiples of so many tokens of a prompt are reused as they were computed; 0: that is not known,
         so nothing is said to be evicted. `trace`: what the store knows of why such tokens are not found; None: nothing.
         `counters` gets: accounts, account_seconds (by `clock`: of the thread's processor time). `in_force`: the rules
-        that are applied to prompts.
+        that are applied to prompts. `replay`: what was generated is known by its text.
         """
         self._pieces, self._emit, self._stored, self._clock = pieces, emit, stored, clock
         self._trace = trace
         self._counters = defaultdict(float) if counters is None else counters
         self._grain = grain
-        self._in_force = in_force
+        self._in_force, self._replay = in_force, replay
         self._memory = Memory()
         self._lock = threading.Lock()
         self._replies: dict[str, _Reply] = {}  # of the requests that run
@@ -103,7 +109,7 @@ class Accountant:
         try:
             traced = self._trace(space, to_le(tokens)) if generate.cache else None
             account = self._account(generate, tokens, rules, space)
-            account.replayed = replayed
+            account.replayed, account.no_replay = replayed, not self._replay
             if traced is not None:
                 account.gone, account.elsewhere, account.differences = (
                     traced.gone,
@@ -120,7 +126,8 @@ class Accountant:
     def _account(self, generate: Generate, tokens: list[int], rules: dict[str, int], space: Space) -> Account:
         pieces = self._pieces(tokens)
         text = b"".join(pieces).decode(errors="surrogateescape")
-        prompt = Prompt(text, generate.messages, generate.tools or ())
+        moved = bool(rules.keys() & {"move", "move_volatile_line"})
+        prompt = Prompt(text, generate.messages, generate.tools or (), moved=moved)
         ends = _Ends(text, pieces)
         new = Known(generate.rid, generate.client, space, prompt, to_le(tokens), words_of(tokens), self._in_force())
         with self._lock:
@@ -139,6 +146,12 @@ class Accountant:
         if len(other.tokens) // 4 - common <= _SEAM:
             known = max(common, ends.token_at(common_length(whole, text)))
         finding = self._finding(other, new, ends)
+        told = 0 if finding is None else finding.token + finding.alike
+        if common * 2 < len(tokens) and told * _CLEARLY < len(tokens) and other.rid:  # else no other one tells more
+            with self._lock:
+                beside = self._memory.most_alike(new, other, common)
+            if beside is not None:
+                finding = _costlier(finding, self._finding(beside, new, ends))
         if other.space != space:
             field = "`lora`" if other.space.salt == space.salt else "`cache_salt`"
             finding = Finding("other_namespace", field, 0, "", "", "", len(tokens))
@@ -152,6 +165,7 @@ class Accountant:
             finding,
             rules,
             not generate.cache,
+            reply=_reply_of(other.prompt, prompt),
         )
 
     def _certain(self, known: int, prompt: int) -> int:
@@ -185,6 +199,8 @@ class Accountant:
             if names:
                 place = f"the rule{'s' if len(names) > 1 else ''} {', '.join(f'`{name}`' for name in names)}"
                 found = replace(found, cause="rule_applied", part=place, rule="", setting="on")
+        if app_name(other.client) != app_name(new.client):
+            found = _between_apps(found)
         token = ends.token_at(found.place)
         rest = len(prompt.text) - found.place
         left = ends.count - token
@@ -199,6 +215,31 @@ class Accountant:
             rule=found.rule,
             setting=found.setting,
         )
+
+
+def _between_apps(found: Difference) -> Difference:
+    """Two apps say different things to the model: none of it is a value, and there is no rule for it."""
+    cause = "changed_text" if found.cause == "changing_value" else found.cause
+    rule = found.rule if found.rule == "freeze_clock" else ""
+    return replace(found, cause=cause, rule=rule, setting="on")
+
+
+def _costlier(first: Finding | None, second: Finding | None) -> Finding | None:
+    """`second` is of a prompt that begins less alike: it counts if what changes costs clearly more there."""
+    if second is None or second.cause in HARMLESS:
+        return first
+    more = _CLEARLY if second.cause in _VALUES else _MUCH
+    if first is not None and second.token + second.alike <= (first.token + first.alike) * more:
+        return first
+    return msgspec.structs.replace(second, beside=True)
+
+
+def _reply_of(before: Prompt, after: Prompt) -> str:
+    """Name of the message of `after` that has the reply to `before`, if it goes on."""
+    messages = after.messages or ()
+    index = len(before.messages or ())
+    at_its_place = 0 < index < len(messages) and messages[index].role == "assistant"
+    return name_of(messages[index], index) if at_its_place else ""
 
 
 def _is_stored(end: Finished) -> bool:

@@ -30,6 +30,7 @@ KV_TYPES = {
 MOST_OUTPUTS = 64
 """Tokens of a call whose logits may be wanted, as of a prompt's: a block, so that such calls keep to the grid."""
 
+_WINDOW_CELLS = 256  # what their number is a multiple of
 PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 TokenArray = npt.NDArray[np.int32]
 
@@ -205,6 +206,15 @@ class Context:
 
     # ---- memory of sequences
 
+    @property
+    def window_cells(self) -> int:
+        """Cells that layers with a sliding window have, as llama.cpp reckons them; 0 without one."""
+        window = self.model.n_swa
+        if not window:
+            return 0
+        needed = window * int(C.llama_n_seq_max(self.pointer)) + int(C.llama_n_ubatch(self.pointer))
+        return -(-min(self.n_ctx, needed) // _WINDOW_CELLS) * _WINDOW_CELLS
+
     def pos_min(self, seq: int) -> int:
         """Lowest position in memory; -1 if the sequence is empty."""
         return int(C.llama_memory_seq_pos_min(self.memory, seq))
@@ -234,7 +244,7 @@ class Context:
         pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
         return int(C.llama_state_seq_get_data_ext(self.pointer, pointer, room, seq, flags))
 
-    def import_state(self, seq: int, address: int, size: int) -> int:
+    def import_state(self, seq: int, address: int, size: int, flags: int = 0) -> int:
         """Replace the sequence by the state at `address`; returns bytes read, 0 on failure."""
         pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
-        return int(C.llama_state_seq_set_data_ext(self.pointer, pointer, size, seq, 0))
+        return int(C.llama_state_seq_set_data_ext(self.pointer, pointer, size, seq, flags))

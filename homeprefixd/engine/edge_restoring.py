@@ -19,6 +19,8 @@ from .sharing import LEAST
 
 logger = logging.getLogger(__name__)
 
+_FILLED = 16 << 20  # bytes of cells filled for the sake of rounding where none is promised: some milliseconds
+
 
 class EdgeRestorer(Restorer):
     """`counters` gets what those of `Restorer` do."""
@@ -60,6 +62,9 @@ class EdgeRestorer(Restorer):
                 return self._give_up(sequence) if self._is_lost(sequence, index, edged) else False
             before = plan[index - 1] if index else None
             at = before.start + before.use if before is not None else 0
+            if edged and not any(other.edge for other in plan[:index]):
+                most = None if self.exact else _FILLED
+                self._slicer.place(sequence.seq_id, node.start, len(sequence.tokens), most)
             self._slicer.import_node(sequence.seq_id, at, node.start, node.count, span, edge)
             sequence.next_node += 2 if edged else 1
             sequence.stalled_since = time.perf_counter()
@@ -78,6 +83,7 @@ class EdgeRestorer(Restorer):
         self._counters["restore_lost"] += 1
         self._slicer.empty(sequence.seq_id)
         sequence.forget_state()
+        self._tell_lost(sequence)
         return True
 
     def _take(self, sequence: Sequence, plan: tuple[PlanNode, ...]) -> None:

@@ -7,6 +7,7 @@ here (see also `slices.py`):
 * A recurrent state exists only where a decode call ended, and `seq_cp` ignores the range: an edge is that of the
   sequence's last position, or none.
 * A window's cells are gone once later tokens have taken them: an edge must have all cells of its node.
+* Where a window's cells lie decides how attention rounds: see `ring.py`.
 * With an edge left out, positions do not tell whether a span is there twice or not at all: the importer counts, and
   at the end llama.cpp's own size of the state must agree.
 """
@@ -20,11 +21,10 @@ import numpy as np
 
 from ..prefix.blocks import Edges
 from .context import PARTIAL_ONLY, Context
+from .ring import HEADER, Ring, export_state
 from .slices import BlockSize, SliceError, Slicer
 
 logger = logging.getLogger(__name__)
-
-_HEADER = 8  # bytes before a state, the same whether it is whole or partial
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -52,13 +52,24 @@ class EdgeSlicer(Slicer):
     """Exports and imports nodes of one context through its scratch sequence. Engine thread only.
 
     `bare`: the span of any node, where it is the same for all: purely recurrent models have nothing in it. Blocks
-    (`export`, `import_block`) do not hold all of such a state: SliceError.
+    (`export`, `import_block`) do not hold all of such a state: SliceError. `ring`: of the window's cells, None where
+    their order does not matter.
     """
 
-    def __init__(self, context: Context, scratch: int, span: BlockSize, edge: EdgeShape, bare: bytes = b"") -> None:
+    def __init__(
+        self,
+        context: Context,
+        scratch: int,
+        span: BlockSize,
+        edge: EdgeShape,
+        bare: bytes = b"",
+        ring: Ring | None = None,
+    ) -> None:
         super().__init__(context, scratch, span)
         self.edge = edge
         self._bare = bare
+        self._ring = ring
+        self._filled = -1  # sequence that was placed
         self._buffer: _Bytes = np.zeros(0, np.uint8)
 
     def edge_bytes(self, seq: int, start: int, end: int) -> int:
@@ -86,7 +97,7 @@ class EdgeSlicer(Slicer):
         try:
             if edge is not None:
                 self._check_positions(scratch, start, end)
-            whole, partial = context.state_size(scratch), context.state_size(scratch, PARTIAL_ONLY) - _HEADER
+            whole, partial = context.state_size(scratch), context.state_size(scratch, PARTIAL_ONLY) - HEADER
             if whole - partial != self.size.of(count):
                 raise SliceError(f"a span of {whole - partial} bytes, {count} tokens have {self.size.of(count)}")
             if edge is not None and partial != self.edge.of(count):
@@ -101,6 +112,28 @@ class EdgeSlicer(Slicer):
             np.frombuffer(span, np.uint8)[:] = buffer[: whole - partial]
         if edge is not None:
             np.frombuffer(edge, np.uint8)[:] = buffer[whole - partial : whole]
+
+    def place(self, seq: int, start: int, reach: int, most: int | None = None) -> None:
+        """Before the first edge of `seq`, that of a node which begins at `start`, is imported: let the window's cells
+        be those that a run alone in the context would have used, if that matters until `reach` tokens are computed.
+
+        Nothing is done where others have cells, or for more than `most` bytes. Raises SliceError; `seq` is empty then,
+        and it is not tried again.
+        """
+        ring, self._filled = self._ring, -1
+        count = ring.missing(start, reach) if ring is not None else 0
+        if ring is None or not count or not ring.is_alone():
+            return
+        if most is not None and self.edge.size.of(count) > most:
+            return
+        try:
+            ring.fill(seq, count)
+        except SliceError:
+            self._ring = None
+            self.empty(seq)
+            self._empty_scratch()
+            raise
+        self._filled = seq
 
     def import_node(self, seq: int, at: int, start: int, count: int, span: memoryview, edge: memoryview | None) -> int:
         """Append a node of `count` tokens at position `start` to `seq`, which has `at`. Returns what it has then.
@@ -118,12 +151,26 @@ class EdgeSlicer(Slicer):
         """Whether `seq` has the positions up to `end`, each once, and can go on there. Raises SliceError; it is empty
         then."""
         context = self._context
-        span = context.state_size(seq) - context.state_size(seq, PARTIAL_ONLY) + _HEADER
-        low, high = context.pos_min(seq), context.pos_max(seq)
+        span = context.state_size(seq) - context.state_size(seq, PARTIAL_ONLY) + HEADER
+        low, high = self._pos_min(seq, end), context.pos_max(seq)
         lowest = end - 1 if self.edge.recurrent else max(0, end - self.edge.window)
         if high != end - 1 or low > lowest or (self.edge.recurrent and low != lowest) or span != self.size.of(end):
             self.empty(seq)
             raise SliceError(f"positions {low} to {high}, spans of {span} bytes after restoring {end} tokens")
+        if self._ring is not None and self._filled == seq and not self._ring.is_in_order(seq, lowest, end):
+            logger.info("llama.cpp uses a window's cells otherwise than expected: what is restored may round otherwise")
+            self._ring = None
+        self._filled = -1
+
+    def _pos_min(self, seq: int, end: int) -> int:
+        """Lowest position of `seq` that was restored and not filled in."""
+        context, scratch = self._context, self._scratch
+        if self._ring is None or self._filled != seq:
+            return context.pos_min(seq)
+        context.copy(seq, scratch, self._ring.positions, end)
+        low = context.pos_min(scratch)
+        self._empty_scratch()
+        return low
 
     def _append(self, seq: int, at: int, start: int, count: int, span: memoryview, edge: memoryview | None) -> int:
         context, scratch = self._context, self._scratch
@@ -135,7 +182,7 @@ class EdgeSlicer(Slicer):
             raise SliceError(f"an edge of {len(edge)} bytes for {count} tokens, which have {self.edge.of(count)}")
         if edge is None and self._bare:
             return at + count
-        if context.state_size(scratch, PARTIAL_ONLY) != _HEADER + len(self.edge.empty):
+        if context.state_size(scratch, PARTIAL_ONLY) != HEADER + len(self.edge.empty):
             raise SliceError("the scratch sequence is not empty")
         last = edge if edge is not None else memoryview(self.edge.empty)
         size = len(span) + len(last)
@@ -170,22 +217,24 @@ class EdgeSlicer(Slicer):
 def measure(context: Context, scratch: int, block: int, window: int, recurrent: bool) -> EdgeSlicer:
     """A slicer for a context whose sequence 0 has `2 * block` positions. Raises SliceError if its state is not as
     described above."""
-    empty = _export(context, scratch, PARTIAL_ONLY)[_HEADER:]
+    empty = export_state(context, scratch, PARTIAL_ONLY)[HEADER:]
     spans, edges = [], []
-    bare = b""
+    bare = filler = b""
     for end in (block, 2 * block):
         context.copy(0, scratch, 0, end)
-        whole, partial = _export(context, scratch), _export(context, scratch, PARTIAL_ONLY)[_HEADER:]
+        whole, partial = export_state(context, scratch), export_state(context, scratch, PARTIAL_ONLY)[HEADER:]
         context.remove(scratch)
         if not whole.endswith(partial) or len(partial) <= len(empty):
             raise SliceError("what is needed only at its end does not stand at the end of its state")
         bare = whole[: len(whole) - len(partial)]
+        filler = filler or whole[:HEADER] + partial
         spans.append(len(bare))
         edges.append(len(partial))
     span, edge = _linear(spans, block), _linear(edges, block)
-    return EdgeSlicer(
-        context, scratch, span, EdgeShape(recurrent, window, edge, empty), bare if not span.per_token else b""
-    )
+    shape = EdgeShape(recurrent, window, edge, empty)
+    size = context.window_cells if window else 0
+    ring = Ring(context, scratch, size, filler, block, edge) if size else None
+    return EdgeSlicer(context, scratch, span, shape, bare if not span.per_token else b"", ring)
 
 
 def _linear(sizes: list[int], block: int) -> BlockSize:
@@ -193,11 +242,3 @@ def _linear(sizes: list[int], block: int) -> BlockSize:
     if rest or per_token < 0 or sizes[0] < per_token * block:
         raise SliceError(f"sizes of state are not linear in tokens: {sizes}")
     return BlockSize(sizes[0] - per_token * block, per_token)
-
-
-def _export(context: Context, seq: int, flags: int = 0) -> bytes:
-    size = context.state_size(seq, flags)
-    buffer = np.zeros(size, np.uint8)
-    if not size or context.export_state(seq, buffer.ctypes.data, size, flags) != size:
-        raise SliceError("llama.cpp does not give the state of a sequence")
-    return buffer.tobytes()

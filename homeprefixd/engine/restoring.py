@@ -10,6 +10,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
+import msgspec
+
 from ..frames.store import PlanNode
 from ..frames.worker import GateDecision
 from ..prefix.blocks import BLOCK_TOKENS
@@ -117,6 +119,7 @@ class Restorer:
             if not sequence.started:
                 sequence.cached = 0
                 sequence.tiers.clear()
+            self._tell_lost(sequence)
             return True
         finally:
             if sequence.lookup is not None and sequence.next_node:
@@ -189,8 +192,15 @@ class Restorer:
         lost = lookup.state(sequence.next_node) == "lost"
         if lost or time.perf_counter() - sequence.stalled_since > BLOCK_PATIENCE:
             self._counters["restore_lost"] += 1
+            self._tell_lost(sequence)
             return True
         return False
+
+    @staticmethod
+    def _tell_lost(sequence: Sequence) -> None:
+        """Not all that was chosen has come: the record says so."""
+        if sequence.gate is not None and not sequence.started:
+            sequence.gate = msgspec.structs.replace(sequence.gate, restored=sequence.n_past, reason="lost")
 
     def _account(self, sequence: Sequence, count: int) -> None:
         """The next `count` nodes of the plan are in the context."""

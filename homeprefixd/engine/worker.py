@@ -372,7 +372,9 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
             restorer = Restorer(store, slicer, namespaces, load.reuse == "exact", counters)
     grain = 0 if slicer is None or edged is not None else BLOCK_TOKENS if load.reuse == "exact" else 1
     stabilizer = stable.Stabilizer(load.stable or NO_RULES)
-    accountant = _accountant(model, emit, store, namespaces, grain, counters, stabilizer) if load.explain else None
+    accountant = (
+        _accountant(model, emit, store, namespaces, grain, counters, stabilizer, load.replay) if load.explain else None
+    )
     emit = emit if accountant is None else accountant.watch
     cell_bytes = float(
         slicer.size.per_token
@@ -467,6 +469,7 @@ def _accountant(
     grain: int,
     counters: defaultdict[str, float],
     stabilizer: stable.Stabilizer,
+    replay: bool,
 ) -> Accountant:
     from .account import BEYOND, Accountant
 
@@ -479,7 +482,14 @@ def _accountant(
         return None if namespace is None else store.trace(namespace, tokens, _NEIGHBOUR_PATIENCE)
 
     return Accountant(
-        model.pieces, emit, stored, grain, trace=traced, counters=counters, in_force=lambda: stabilizer.rules
+        model.pieces,
+        emit,
+        stored,
+        grain,
+        trace=traced,
+        counters=counters,
+        in_force=lambda: stabilizer.rules,
+        replay=replay,
     )
 
 

@@ -27,7 +27,7 @@ CAUSES: Mapping[str, Cause] = {
         MOVE,
     ),
     "template_clock": Cause(
-        "the date that the model's template puts into {place}",
+        "the date that the model's template puts into every prompt",
         "With the rule the template gets the beginning of the day, so that the prompt changes once a day at most.",
         "freeze_clock",
     ),
@@ -81,9 +81,9 @@ CAUSES: Mapping[str, Cause] = {
         " way, and only the last reply is computed again.",
     ),
     "retokenised": Cause(
-        "a reply whose text makes other tokens than those that were generated",
-        "Nothing can be done in the app: the text is the same, or the model's template writes tool calls in its own"
-        " way.",
+        "a reply that makes other tokens in the history than those that were generated, in {place}",
+        "Nothing can be done in the app: the text is the same, or the model's template writes replies or tool calls in"
+        " its own way.",
     ),
     "history_truncated": Cause(
         "messages that were cut off the front of the history",
@@ -113,8 +113,21 @@ CAUSES: Mapping[str, Cause] = {
         "eviction: it was known and is not kept any more{place}",
         "Give the cache more room (`cache.hot`, `cache.warm`), or pin what must stay (`homeprefixd pin`).",
     ),
+    "not_kept": Cause(
+        "what was computed for it once and is not there any more",
+        "Nothing says that it was evicted. The store may have been started again before all was on disk, or had no time"
+        " to take it: see the daemon's log, and look whether it comes again.",
+    ),
+    "store_away": Cause(
+        "the store, which was away or did not answer in time",
+        "Nothing in the app: the daemon starts its store again by itself. If it comes again, see the daemon's log.",
+    ),
+    "not_loaded": Cause(
+        "what is stored and could not be brought into memory in time",
+        "Give `cache.hot` room for some blocks of this model at least; else the disk is slow, or busy.",
+    ),
     "computed_faster": Cause(
-        "nothing: computing was faster than reading from disk",
+        "nothing: computing was faster than reading what is kept",
         "",
     ),
     "cache_off": Cause(
@@ -137,6 +150,10 @@ CAUSES: Mapping[str, Cause] = {
         "nothing but once: {place} of [stable] came into force, or was changed",
         "",
     ),
+    "rule_moved": Cause(
+        "nothing: what a rule of [stable] moves stands in the last question only",
+        "",
+    ),
     "goes_on": Cause(
         "nothing: only what is new was computed",
         "",
@@ -149,12 +166,16 @@ GATE: Mapping[str, str] = {
     "late": "the store is away, or did not answer in time",
     "unmeasured": "too little is measured yet, so all that is known is restored",
     "faster": "restoring is predicted to be faster than computing",
-    "computed": "computing the rest is predicted to be faster than reading it from disk",
+    "computed": "computing the rest is predicted to be faster than reading it",
+    "lost": "it could not all be brought into memory: no room, or it took too long",
     "again": "computing seems faster, but now and then all is restored, so that what is measured stays true",
 }
 """`GateDecision.reason` in words."""
 
-HARMLESS = frozenset({"too_short", "never_seen", "goes_on", "computed_faster", "rule_applied"})
+EVERYBODYS = frozenset({"freeze_clock"})
+"""Rules that are of a model, not of an app."""
+
+HARMLESS = frozenset({"too_short", "never_seen", "goes_on", "computed_faster", "rule_applied", "rule_moved"})
 """Nothing was lost."""
 
 REMOVALS: Mapping[str, str] = {
@@ -173,6 +194,21 @@ REMOVALS: Mapping[str, str] = {
 """Why the store has removed a block (`prefix/removals.py`)."""
 
 
+_AFTER_REMOVAL: Mapping[str, str] = {
+    "smaller": "Make `cache.warm` larger again, if there is room.",
+    "stale": "Nothing: it was of a model or of settings that are not used any more.",
+    "disk_full": "Make room on the disk, or give the cache more RAM (`cache.hot`).",
+    "disk_error": "See the daemon's log for what is wrong with the disk.",
+    "daily_writes": "Let more be written a day (`cache.daily_writes`), or give the cache more RAM (`cache.hot`).",
+    "share": "Let the model or the API key keep more (`cache_share`), or pin what must stay (`homeprefixd pin`).",
+    "purged": "Nothing: somebody wanted it gone, and it is kept again from now on.",
+    "damaged": "Nothing for once; if it comes again, have the disk checked (`homeprefixd verify` reads the store).",
+}
+"""What to do where more room is not the answer."""
+
+_REPLAY = 'Set `cache.replay` to "on": then what was generated is known by its text, token for token.'
+
+
 def title(cause: str, place: str) -> str:
     """In a few words, after "lost to"."""
     if cause == "evicted":
@@ -180,6 +216,13 @@ def title(cause: str, place: str) -> str:
     return CAUSES[cause].title.format(place=place or ("" if cause == "evicted" else "the prompt"))
 
 
-def advice(cause: str) -> str:
-    """What to do about it. Commands stand there as they can be typed."""
-    return CAUSES[cause].advice.replace("`homeprefixd pin`", typed("pin"))
+def advice(cause: str, why: str = "", *, no_replay: bool = False) -> str:
+    """What to do about it. Commands stand there as they can be typed. `why`: a key of REMOVALS, of what was evicted;
+    `no_replay`: the memo of replies is off.
+    """
+    text = CAUSES[cause].advice
+    if cause == "evicted":
+        text = _AFTER_REMOVAL.get(why, text)
+    elif cause == "retokenised" and no_replay:
+        text = _REPLAY
+    return text.replace("`homeprefixd pin`", typed("pin")).replace("`homeprefixd verify`", typed("verify"))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..chat import stable
 from ..frames.worker import Message
 from .causes import CAUSES, MOVE
 from .prompt import Part, Prompt, common_length, tool_name
@@ -35,6 +36,8 @@ _VALUE = 40  # characters of a line that change: what is longer is a text rather
 _SAME_START = 24  # characters: a text of which the beginning was cut off does not begin like the whole
 _SUMMARY = 2  # messages that stand for those that were cut off: a summary, and that it was understood
 _OF_ENTRIES = ("counter", "changing_value")
+_EDITED = 160  # characters behind a change from which a last message is one that was edited
+_NEARLY_ALL = 0.75
 _FOUND_AGAIN = 64  # characters that must come again for one text to be in another
 
 
@@ -62,6 +65,8 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         return None
     part = after.part_at(place)
     alike = _alike(a[place:], b[place:])
+    if (before.moved or after.moved) and _is_of_a_rule(before, after, part):
+        return Difference("rule_moved", part.name, place, "", "", "", alike, "")
     cause, name, old, new = _why(before, after, a, place, part)
     if (
         cause == "changed_text"
@@ -69,18 +74,50 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         and not _something_went(before, part, a, b, place)
     ):
         return None
+    if cause == "retokenised":  # its words are the same, though not all of them are found as pieces
+        alike = max(alike, min(len(b) - place, _reply_length(before, after)))
     proposal = _proposed(cause, before, after, place, part)
+    start = _start_of(new, b, place) if new is not None else place
     return Difference(
         cause=cause,
         part=name or part.name,
         place=place,
-        lead=b[max(0, place - _SHOWN) : place],
+        lead=b[max(0, start - _SHOWN) : start],
         before=(old if old is not None else a[place : place + _SHOWN])[:_SHOWN],
         after=(new if new is not None else b[place : place + _SHOWN])[:_SHOWN],
         alike=alike,
         rule=proposal.rule,
         setting=proposal.setting,
     )
+
+
+def _reply_length(before: Prompt, after: Prompt) -> int:
+    """Characters of the message that has the reply to `before`."""
+    messages = after.messages or ()
+    index = len(before.messages or ())
+    return len(messages[index].content or "") if index < len(messages) else 0
+
+
+def _start_of(value: str, text: str, place: int) -> int:
+    """Where a value begins that holds `place`; `place` where it is no piece of the text there."""
+    start = text.find(value, max(0, place - len(value)), place + len(value)) if value else -1
+    return start if 0 <= start <= place else place
+
+
+def _is_of_a_rule(before: Prompt, after: Prompt, part: Part) -> bool:
+    """Is it what a rule of `[stable]` has moved into the last user message that differs first: it stands in the newest
+    one only, and its values change?
+    """
+    pairs = enumerate(zip(before.messages or (), after.messages or (), strict=False))
+    index, old, new = next(((i, x, y) for i, (x, y) in pairs if not _equal(x, y)), (-1, None, None))
+    if old is None or new is None or old.role != "user" or new.role != "user":
+        return False
+    if part.kind not in ("message", "template") or (part.index >= 0 and part.index != index):
+        return False
+    was, now = (stable.moved_lines(message.content or "") for message in (old, new))
+    if not now:
+        return bool(was) and (old.content or "")[len(was) :] == (new.content or "")
+    return bool(was) and common_length(was, now) < min(len(was), len(now))
 
 
 def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part) -> Proposal:
@@ -114,7 +151,7 @@ def _why(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
         if found is not None:
             return found
     if _THOUGHT.search(near[0]) and not _THOUGHT.search(near[1]):
-        return "thoughts_stripped", "", None, None
+        return "thoughts_stripped", _place_of_thoughts(after, place, part), None, None
     if _is_blank_only(a, b, place):
         return "white_space", "", None, None
     what = volatile(a, b, place)
@@ -230,7 +267,8 @@ def _history(before: Prompt, after: Prompt, place: int, part: Part) -> Why | Non
         if sent and sent not in reply and "".join(sent.split()) in "".join(reply.split()):
             return "white_space", f"message {at + 1} (assistant)", None, None
         rewritten = max(0, place - len(before.text) - 12)  # from where on; a mark may have begun a little before
-        if _same_calls(reply, new[at]) and not _THOUGHT.search(reply[rewritten:]):
+        said = sent and not new[at].tool_calls and sent == reply.strip()
+        if (said or _same_calls(reply, new[at])) and not _THOUGHT.search(reply[rewritten:]):
             return "retokenised", f"message {at + 1} (assistant)", None, None
         if thinking:
             return "thoughts_stripped", f"message {at + 1} (assistant)", None, None
@@ -240,8 +278,13 @@ def _history(before: Prompt, after: Prompt, place: int, part: Part) -> Why | Non
         and place < len(before.text)
         and _THOUGHT.search(before.text[max(0, place - 16) : place + _SHOWN])
     ):
-        return "thoughts_stripped", "", None, None
+        return "thoughts_stripped", _place_of_thoughts(after, place, part), None, None
     return None
+
+
+def _place_of_thoughts(after: Prompt, place: int, part: Part) -> str:
+    """Thoughts stand in no part of a prompt; they belong to the reply that follows them."""
+    return after.message_behind(place) if part.kind == "template" else ""
 
 
 def _was_summed_up(old: Sequence[Message], new: Sequence[Message]) -> bool:
@@ -333,6 +376,8 @@ def _is_new_question(before: Prompt, after: Prompt, part: Part, alike: int, rest
     """Only what is asked differs: what stands behind it is the template's."""
     if after.messages is None:
         return alike * 2 < rest
+    if alike >= _EDITED and alike > _NEARLY_ALL * rest:
+        return False  # a word of a long text was changed
     if part.kind == "template" or part.kind == "message":
         first_new = min(len(before.messages or ()), _last_user(after))
         return part.index < 0 or part.index >= min(first_new, _last_user(before))

@@ -6,7 +6,7 @@ Bounded by characters and by number. Not for several threads at once: who uses i
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..frames.worker import StableRules
 from ..lora import Space
@@ -15,6 +15,7 @@ from .prompt import Prompt
 
 _LEAST_LIKENESS = 0.4
 _SAME_CLIENT = 0.25  # what it counts beside likeness and what is shared, each up to 1
+_LESS_UNLIKE = 0.5  # of the tokens that another one lacks: who lacks no more of them is clearly more alike
 _EARLY = 4096  # tokens of a prompt whose set tells how alike two are
 
 
@@ -55,13 +56,28 @@ class Memory:
         known = self._known.get(rid)
         if known is not None:
             known.done = whole
-            known.prompt = Prompt(known.prompt.text, known.prompt.messages, known.prompt.tools, reply)
+            known.prompt = replace(known.prompt, reply=reply)
             self._size += len(reply)
 
     def forget(self, rid: str) -> None:
         known = self._known.pop(rid, None)
         if known is not None:
             self._size -= len(known.prompt.text) + len(known.prompt.reply)
+
+    def most_alike(self, new: Known, than: Known, common: int) -> Known | None:
+        """One of the same app that has clearly more in common with it than `than`, with which it shares more leading
+        tokens (`common`): an area or a person comes again, while what stands behind it has changed. None if none has.
+        """
+        least = 1.0 - _LESS_UNLIKE * (1.0 - _covered(than, new))
+        best: Known | None = None
+        most = 0.0
+        for known in reversed(self._known.values()):
+            if known is than or known is new or known.space != new.space or known.client != new.client:
+                continue
+            covered = _covered(known, new)
+            if covered >= max(least, _LEAST_LIKENESS) and covered > most:
+                most, best = covered, known
+        return best if best is not None and common_tokens(best.tokens, new.tokens) <= common else None
 
     def resembles(self, new: Known) -> tuple[Known, int] | None:
         """The one to compare with, and the leading tokens that both have; None if none is like it.
@@ -77,14 +93,22 @@ class Memory:
             score = common / size + _SAME_CLIENT * (known.client == new.client)
             if best is not None and (same, score + 1.0) < (best[0], best[1]):
                 continue  # it cannot be better, however alike
-            both = len(known.words & new.words)
-            likeness = both / max(1, min(len(known.words), len(new.words)))
+            likeness = _likeness(known, new)
             if common * 2 < size and likeness < _LEAST_LIKENESS:
                 continue
             score += likeness
             if best is None or (same, score) > (best[0], best[1] + 1e-9 * (same == best[0])):  # of equals, the last
                 best = same, score, known, common
         return (best[2], best[3]) if best is not None else None
+
+
+def _covered(known: Known, new: Known) -> float:
+    """Share of the new prompt's words that the other one has: a short one has few, however alike they are."""
+    return len(known.words & new.words) / max(1, len(new.words))
+
+
+def _likeness(known: Known, new: Known) -> float:
+    return len(known.words & new.words) / max(1, min(len(known.words), len(new.words)))
 
 
 def words_of(tokens: list[int]) -> frozenset[int]:

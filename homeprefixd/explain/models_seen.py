@@ -9,6 +9,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from ..chat.stable import drop_billing_line
 from ..frames.worker import Message
 from .conclude import OtherModel
 
@@ -31,6 +32,8 @@ class ModelsSeen:
         characters = 0
         for message in messages:
             content = message.content or ""
+            if message.role == "system":
+                content, _ = drop_billing_line(content)  # it is new with each request
             characters += len(content)
             hashed.update(f"\0{message.role}\0{len(content)}\0{content}".encode(errors="surrogatepass"))
             if characters < _LEAST:

@@ -30,12 +30,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Prompt:
-    """`messages` None: it was sent as text. `reply`: what was generated after it, as far as it is known."""
+    """`messages` None: it was sent as text. `reply`: what was generated after it, as far as it is known. `moved`: a
+    rule has moved lines into its last user message.
+    """
 
     text: str
     messages: Sequence[Message] | None = None
     tools: Sequence[dict[str, Any]] = field(default=())
     reply: str = ""
+    moved: bool = False
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -66,6 +69,14 @@ class Prompt:
                     return part
                 best = best or part
         return best or (self.parts[-1] if self.parts else Part(0, 0, "prompt", "the prompt"))
+
+    def message_behind(self, place: int) -> str:
+        """Name of the assistant's message that a position in the template's own text belongs to, or ""."""
+        last = max((part.index for part in self.parts if part.end <= place and part.kind != "tool"), default=-1)
+        messages = self.messages or ()
+        found = (i for i in range(last + 1, len(messages)) if messages[i].role == "assistant")
+        index = next(found, last if 0 <= last < len(messages) and messages[last].role == "assistant" else -1)
+        return name_of(messages[index], index) if index >= 0 else ""
 
     def _messages(self) -> Iterator[Part]:
         at = 0

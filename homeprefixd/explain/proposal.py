@@ -1,31 +1,71 @@
 """Which rule of `[stable]` would keep a prompt stable, tried on the two texts that differ before it is proposed.
 
-Pure. A rule that would change nothing is worse than none: somebody turns it on, restarts, and waits for nothing.
+Pure. A rule that would change nothing is worse than none: somebody turns it on, restarts, and waits for nothing. One
+that finds too much is worse still: what it moves has less weight with the model. So an expression is the very line
+that changes, with a place only for each value (a number, a date, an id), or a known label with a short value behind it;
+and never a line that tells the model what to do.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..chat import stable
 from ..expressions import UnfitError
 from ..frames.worker import StableRules
 from .prompt import common_length
-from .volatile import date_words
+from .volatile import STATES, date_words, volatile
 
-_LONGEST = 240  # characters of a line or sentence that is moved
-_SHORTEST_HEAD = 3  # letters by which a line is known again
+_LONGEST = 160  # characters of a line or sentence that is moved
+_MOST_WORDS = {"clock": 16}
+"""Of a line or sentence, by cause: what is longer says more than a value, in whatever language."""
+
+_FEW_WORDS = 10
+_SHORTEST_HEAD = 3  # letters before the first value, by which a line is known again
 _GAIN = 16  # characters that must be the same behind what is moved
-_SENTENCE_END = re.compile(r"[.!?。](?:\s|$)|。")
+_ENDS = 4  # of sentences that are tried: a date has dots too
+_NO_ORDINAL = r"(?:(?<=of \d)|(?<=of \d\d)|(?<![\s(]\d)(?<![\s(]\d\d))"
+_SENTENCE_END = re.compile(rf"{_NO_ORDINAL}[.!?](?=\s|$)|。")
+_SENTENCE = re.compile(r"w[.!?。]")
+"""As `_shape` has it."""
+
+_GOES_ON = re.compile(rf"{_NO_ORDINAL}[.!?]\s+\S|[。;]\s*\S")
+"""A line of several sentences: of these, only the one that changes is moved."""
+
+_ORDINAL = re.compile(r"(?:^|[\s(])(?<!of )\d{1,2}\.\s+\S")
+"""Or a number at a sentence's end: where the next begins is not known then."""
+
 _STRUCTURE = re.compile(r"[{}\"]|^\s+\S")
 """A line that says nothing without those around it: JSON, or indented."""
 
-_NOT_FIXED = re.compile(r"\d|[^\s=:#@\[(<\u3000-\u9fff\uac00-\ud7af]*$")
-"""A number, and the word that has begun, in scripts that part words."""
-
 _TRIED = 2048  # characters of a system message, from the line that changes on, on which a rule is tried
+
+_SUFFIX = r"(?:st|nd|rd|th|er|am|pm|AM|PM|h)"
+_TOKEN = re.compile(
+    rf"(?P<number>\d(?:[\d.,:/]*\d)?{_SUFFIX}?(?![A-Za-z0-9_])"
+    r"|\d{4}-\d{2}-\d{2}(?:[T_]\d{2}[:.h]?\d{2}(?:[:.]?\d{2}(?:[.,]\d+)?)?)?(?:Z|[+-]\d{2}:?\d{2})?(?![\w-]))"
+    r"|(?P<id>(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{3,}={0,2}|[0-9a-fA-F]{4,}(?:-[0-9a-fA-F]{4,})+)"
+    r"|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)*)|(?P<other>\s+|.)"
+)
+_ID = r"[\w=-]{2,80}"
+_LABEL = re.compile(
+    r"[#*\-\s]{0,4}(?:(?:the|this|my|our|current(?:ly)?|now|nearest|last|user'?s?|your|device'?s?|active|outside|inside"
+    r"|outdoor|indoor|living|person|die|der|das|aktuell\w*|derzeit\w*)\s+){0,3}"
+    r"(?:area|room|location|place|position|zone|floor|weather|forecast|temperature|humidity|wind|rain|mood|battery"
+    r"|power|light|volume|season|moon|sun|state|status|presence|home|playing|track|song|channel|branch|git branch"
+    r"|speaker|user|user name|username|wetter|raum|ort|standort|temperatur|stimmung|météo|lieu|pièce|tiempo|lugar|luogo"
+    r"|stanza|meteo)(?:\s+(?:outside|inside|now|today|home|id|name))?"
+    r"(?:\s*[:=]\s*|\s+(?:is|ist|est|es|è)(?:\s+now)?\s+(?:in\s+)?(?:the\s+)?)",
+    re.IGNORECASE,
+)
+"""What a text that changes is announced by, if it may be moved: what it is, not what to do."""
+
+_VALUE = r"[^\n.!?;]{1,60}"
+_MOST_VALUE_WORDS = 8
 
 
 class Proposal(NamedTuple):
@@ -48,9 +88,13 @@ def moving(before: str, after: str, place: int) -> Proposal:
     if _helps(lines, before, after, place) and stable.taken_out(whole, lines, Counter())[1]:
         return Proposal("move_volatile_line")
     for pattern in _patterns(before, after, place):
-        if _helps(StableRules(move=pattern), before, after, place):
+        if _helps(StableRules(move=pattern), before, after, place) and _finds_one(pattern, whole):
             return Proposal("move", pattern)
     return NOTHING
+
+
+def _finds_one(pattern: str, text: str) -> bool:
+    return len(list(itertools.islice(re.finditer(pattern, text, re.MULTILINE), 2))) == 1
 
 
 def _helps(rules: StableRules, before: str, after: str, place: int) -> bool:
@@ -68,25 +112,105 @@ def _helps(rules: StableRules, before: str, after: str, place: int) -> bool:
     return same >= max(0, place - gone) + _GAIN and len(new) - same < len(after) - place - gone
 
 
-def _patterns(before: str, after: str, place: int) -> list[str]:
+def _patterns(before: str, after: str, place: int) -> Iterator[str]:
     """Of the line that changes, then of the sentence."""
     start = after.rfind("\n", 0, place) + 1
     lines = [_to_end(text, start, place) for text in (before, after)]
     if any(_STRUCTURE.search(line) for line in lines) or _stands_in_a_list(after, start, lines[1]):
-        return []
-    found = []
-    if all(len(line) <= _LONGEST for line in lines):
-        head = _head(lines[1], place - start)
-        if head:
-            found.append(f"^{_literal(head)}[^\\n]*$")
+        return
+    what = volatile(before, after, place)
+    cause = what.cause if what is not None else "changing_value"
+    found = _pattern(lines[0], lines[1], cause)
+    if found and not any(_GOES_ON.search(line) for line in lines):
+        yield f"^{found}$"
     ends = [match.end() for match in _SENTENCE_END.finditer(after, start, place)]
-    if ends or not found:
-        begin = ends[-1] if ends else start
-        head = _head(after[begin:place], place - begin)
-        if head:
-            opened = "(?<=[.!?。] )" if ends and after[begin - 1].isspace() else "^" if begin == start else ""
-            found.append(f"{opened}{_literal(head)}[^\\n]{{0,{_LONGEST}}}?(?:[.!?](?=\\s|$)|。|$) ?")
-    return found
+    begin = ends[-1] if ends else start
+    if ends and not after[begin : begin + 1].isspace() and after[begin - 1] != "。":
+        return
+    begin += len(after[begin:place]) - len(after[begin:place].lstrip(" "))
+    opened = "(?<=[.!?] )" if ends and after[begin - 1 : begin] == " " else "" if ends else "^"
+    for old, new in itertools.product(*(_sentences(text, begin, place) for text in (before, after))):
+        found = _pattern(old, new, cause)
+        if found:
+            yield f"{opened}{found} ?"
+    if ends:  # the last one of the line
+        found = _pattern(_to_end(before, begin, place), _to_end(after, begin, place), cause)
+        if found:
+            yield f"{opened}{found}$"
+
+
+def _sentences(text: str, begin: int, place: int) -> list[str]:
+    """What may be the sentence: a dot may be of a date."""
+    line = _to_end(text, begin, place)
+    ends = [match.end() for match in _SENTENCE_END.finditer(line, place - begin)][:_ENDS]
+    return [line[:end] for end in ends if end < len(line)]
+
+
+def _pattern(before: str, after: str, cause: str) -> str:
+    """What finds both texts and hardly any other; "" if there is nothing of that kind."""
+    if any(
+        len(text) > _LONGEST
+        or len(text.split()) > _MOST_WORDS.get(cause, _FEW_WORDS)
+        or stable.INSTRUCTION.search(text)
+        or (cause != "clock" and _ORDINAL.search(text))
+        for text in (before, after)
+    ):
+        return ""
+    found = _with_slots(before, after, cause) or _behind_label(before, after)
+    return found if found and all(re.fullmatch(found, text) for text in (before, after)) else ""
+
+
+def _with_slots(before: str, after: str, cause: str) -> str:
+    """The text itself, where only values differ."""
+    old, new = (list(_TOKEN.finditer(text)) for text in (before, after))
+    if len(old) != len(new):
+        return ""
+    dated = {match.start() for match in date_words(after)} if cause == "clock" else set()
+    is_date = bool(dated) or any(token.lastgroup == "number" for token in new)
+    parts: list[str] = []
+    head: str | None = None  # what stands before the first value
+    for x, y in zip(old, new, strict=True):
+        kinds = {x.lastgroup, y.lastgroup}
+        same = x[0] == y[0]
+        if kinds == {"number"} and (not same or cause == "clock"):
+            parts.append(_number(x[0] + y[0]))
+        elif kinds == {"word"} and same and y.start() in dated:
+            parts.append(_word(x[0], y[0]))
+        elif same:
+            parts.append(_literal(y[0]))
+            continue
+        elif kinds == {"word"} and ((cause == "clock" and is_date) or {x[0].lower(), y[0].lower()} <= STATES):
+            parts.append(_word(x[0], y[0]))
+        elif kinds <= {"id", "number", "word"} and cause in ("random_id", "counter", "clock") and "id" in kinds:
+            parts.append(_ID)
+        else:
+            return ""
+        head = after[: y.start()] if head is None else head
+    return "".join(parts) if head and (sum(map(str.isalpha, head)) >= _SHORTEST_HEAD or not head.isascii()) else ""
+
+
+def _word(*seen: str) -> str:
+    """What finds words of their form: a name of a day or month has a capital in many languages."""
+    return r"[A-Z][^\W\d_]{1,15}" if all("A" <= word[0] <= "Z" for word in seen) else r"[^\W\d_]{1,16}"
+
+
+def _number(seen: str) -> str:
+    """What finds numbers, or dates in numbers, of the form of those that were seen."""
+    if seen.isdecimal():
+        return r"\d{1,12}"
+    letters = {char for char in seen if char.isalpha()}
+    digits = r"[\d.,:/T Z+-]{1,40}" if letters & {"T", "Z"} else r"[\d.,:/-]{1,24}"
+    return digits.replace(" ", "") + (r"\w{0,2}" if letters - {"T", "Z"} else "")
+
+
+def _behind_label(before: str, after: str) -> str:
+    label = _LABEL.match(after)
+    if label is None or not before.startswith(label[0]) or common_length(before, after) < label.end():
+        return ""
+    values = [text[label.end() :].removesuffix(".") for text in (before, after)]
+    if any(len(value.split()) > _MOST_VALUE_WORDS for value in values):
+        return ""
+    return rf"{_literal(label[0])}{_VALUE}\.?"
 
 
 def _literal(text: str) -> str:
@@ -99,17 +223,10 @@ def _to_end(text: str, start: int, place: int) -> str:
     return text[start : end if end >= 0 else len(text)]
 
 
-def _head(line: str, place: int) -> str:
-    """The words by which a line is known again: those before what changes, without numbers and dates."""
-    head = line[:place]
-    ends = [match.start() for match in _NOT_FIXED.finditer(head)]
-    ends += [match.start() for match in date_words(line) if match.start() < place]
-    cut = head[: min(ends, default=len(head))]
-    return cut if sum(char.isalpha() for char in cut) >= _SHORTEST_HEAD or (cut and not cut.isascii()) else ""
-
-
 def _stands_in_a_list(text: str, start: int, line: str) -> bool:
     """Do its neighbours look like it? Then it is one of many that may change, and moving one helps little."""
+    if _SENTENCE.fullmatch(_shape(line)):  # all of them look alike
+        return False
     end = start + len(line)
     above = text[:start].rstrip("\n").rsplit("\n", 1)[-1]
     below = text[end:].lstrip("\n").split("\n", 1)[0]

@@ -21,6 +21,7 @@ def rules_behind(
     """Names of the rules by which `after` differs from `before` at a place (`Difference.part`); [] if it is none of
     them. Both prompts are as the rules left them.
     """
+    was, now = stable.for_client(was, client), stable.for_client(now, client)
     names = [name for name in msgspec.structs.asdict(now) if getattr(was, name) != getattr(now, name)]
     if not names:
         return []
@@ -31,7 +32,7 @@ def rules_behind(
     plain = _agreement(before, after, place)
     for prompt, other, rules in ((before, after, now), (after, before, was)):
         under, counts = _under(prompt, rules, client)
-        applied = [name for name in counts if name in names or "apps" in names]
+        applied = [name for name in counts if name in names]
         if applied and _agreement(under, other, place) > plain:
             return applied
     return []

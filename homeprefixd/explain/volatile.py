@@ -84,6 +84,7 @@ _IDS = tuple(
         r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b",
         r"(?<![0-9A-Za-z])(?:[A-Za-z]{2,12}[_-])?(?=[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])[0-9A-Za-z_-]{8,}={0,2}",
         r"(?<![0-9A-Za-z])(?:0x)?[0-9a-fA-F]{8,}\b",
+        r"(?<![0-9A-Za-z])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7}\b",  # a commit of git
         r"(?<![0-9A-Za-z])[A-Za-z]{2,12}[_-](?=[0-9A-Za-z]*\d)[0-9A-Za-z]{4,}\b",
     )
 )
@@ -113,7 +114,7 @@ _ROW = re.compile(r"(?:[^,\n]*,){2,}[^,\n]*$")
 
 _FIELD_ENDS = ",;\n"
 _BILLING = re.compile(r"billing|cc_version=|\bcch=", re.I)
-_STATES = frozenset(
+STATES = frozenset(
     re.findall(
         r"\S+",
         "on off open opened closed home away not_home locked unlocked true false yes no playing paused idle"
@@ -231,6 +232,6 @@ def _state(a: str, b: str, at: int) -> Volatile | None:
     found = _both((_WORD,), a, b, at, "changing_value")
     if found is not None and _ID_WORD.search(a[: a.rfind(found.before, 0, at + len(found.before))].rstrip()):
         return found._replace(cause="random_id")
-    if found is None or not {found.before.lower(), found.after.lower()} <= _STATES:
+    if found is None or not {found.before.lower(), found.after.lower()} <= STATES:
         return None
     return found

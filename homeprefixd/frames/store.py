@@ -192,6 +192,10 @@ class Flush(Frame):
     ticket: int
 
 
+LEAST_RATE = 4096
+"""Bytes a second that a Verify may be bound to: with less it would take years."""
+
+
 class Verify(Frame):
     """Read everything that is stored and check it; the reply comes at the end. One at a time."""
 

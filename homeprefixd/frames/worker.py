@@ -16,6 +16,18 @@ TOO_SLOW = " (too slow)"
 """Stands behind the name of a rule that was not applied, as its expression took too long."""
 
 
+class AppRules(msgspec.Struct, frozen=True):
+    """What is other for one app than `StableRules` say. None: as there; expressions are added to those there."""
+
+    app: str  # its name, whole, as `clients.app_name` has it
+    drop_billing_line: bool | None = None
+    move_volatile_line: bool | None = None
+    sort_tools: bool | None = None
+    sort_keys: bool | None = None
+    custom: str = ""
+    move: str = ""
+
+
 class StableRules(msgspec.Struct, frozen=True):
     """Which rules of `chat/stable.py` are applied to each chat before it is rendered."""
 
@@ -27,6 +39,7 @@ class StableRules(msgspec.Struct, frozen=True):
     custom: str = ""  # regular expression of text that is removed from the system message; "": none
     apps: tuple[str, ...] = ()  # those whose names contain one of these; (): all
     move: str = ""  # regular expression of text in system messages that goes to the last user message; "": none
+    per_app: tuple[AppRules, ...] = ()  # also for apps that `apps` leaves out
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -348,6 +361,7 @@ class Finding(msgspec.Struct, frozen=True):
     alike: int  # tokens behind it that are the same in both, roughly
     rule: str = ""  # the rule of `chat/stable.py` that would have kept it stable
     setting: str = "on"  # what that rule must be set to
+    beside: bool = False  # another prompt begins more like this one, but has less in common with it
 
 
 class Account(Frame):
@@ -365,6 +379,8 @@ class Account(Frame):
     gone: Gone | None = None  # where something of it was stored, and is not any more
     elsewhere: int = 0  # leading tokens that are stored, but under another namespace
     differences: list[str] = []  # how that one differs, in words
+    reply: str = ""  # name of the message that has the other one's reply; "": none has it, or that is not known
+    no_replay: bool = False  # what was generated is not known by its text (`cache.replay`)
 
 
 class Progress(Frame):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..config import FULL, GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, Config, ModelConfig, StableConfig
-from ..frames.worker import ControlVector, LoadModel, StableRules
+from ..config import FULL, GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, AppRulesConfig, Config, ModelConfig, StableConfig
+from ..frames.worker import AppRules, ControlVector, LoadModel, StableRules
 from ..gguf_header import kv_bytes_per_token, read_details
 from ..supervise import module_command
 from .adapters import adapter_files, adapters_bytes
@@ -86,6 +86,22 @@ def stable_rules(config: StableConfig) -> StableRules:
         custom=config.custom,
         move=config.move,
         apps=tuple(name.strip() for name in config.apps.split(",") if name.strip()),
+        per_app=tuple(_app_rules(one) for one in config.per_app),
+    )
+
+
+def _app_rules(config: AppRulesConfig) -> AppRules:
+    def switch(value: str) -> bool | None:
+        return value == "on" if value else None
+
+    return AppRules(
+        config.app,
+        drop_billing_line=switch(config.drop_billing_line),
+        move_volatile_line=switch(config.move_volatile_line),
+        sort_tools=switch(config.sort_tools),
+        sort_keys=switch(config.sort_keys),
+        custom=config.custom,
+        move=config.move,
     )
 
 

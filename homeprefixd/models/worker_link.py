@@ -64,6 +64,9 @@ RETRY_FULL = 5
 CANNOT_LOAD = 3
 """Exit status of a worker whose model cannot be loaded, whatever is tried."""
 
+_ACCOUNT_PATIENCE = 0.1
+"""Seconds that the end of a reply waits for what is told of its prompt, where that is to be told."""
+
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 """Signals by which a process ends itself: loading the same file again would end alike."""
 
@@ -121,6 +124,7 @@ class WorkerLink:
         self._failure: Failure | None = None
         self._failed_tries = 0
         self._requests: dict[str, Request] = {}
+        self._held: dict[str, tuple[Finished, asyncio.TimerHandle]] = {}  # by id, until the request's Account is there
         self._conversions = Conversions()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -347,6 +351,8 @@ class WorkerLink:
             self._channel.close()
             self._channel = None
         self._heartbeat = None
+        for rid in list(self._held):
+            self._release(rid)
         was_loading = self.state != "ok"
         line = end.telling_line
         said = f"{end}: {line}" if line and line not in str(end) and end.code > 0 else str(end)
@@ -400,15 +406,19 @@ class WorkerLink:
             case Account():
                 if frame.rid in self._requests:
                     self._requests[frame.rid].account = frame
+                self._release(frame.rid)
             case Accepted() | Progress() | Delta() | Finished():
                 request = self._requests.get(frame.rid)
                 if request is None:
                     return
-                if not request.put(frame):
+                if isinstance(frame, Finished) and request.account is None and self._load.explain:
+                    # it is told by another thread of the worker, and comes behind the end of a very short reply
+                    timer = asyncio.get_running_loop().call_later(_ACCOUNT_PATIENCE, self._release, frame.rid)
+                    self._held[frame.rid] = frame, timer
+                elif not request.put(frame):
                     self.leave(request)
                 elif isinstance(frame, Finished):
-                    log_request(frame, request.waited)
-                    self._forget(request)
+                    self._finish(request, frame)
             case Failure(rid=None):
                 self._failure = frame
             case Failure(rid=str(rid)):
@@ -435,6 +445,21 @@ class WorkerLink:
                     self.info = msgspec.structs.replace(
                         self.info, namespace=frame.namespace, mismatch=frame.mismatch, adapters=frame.adapters
                     )
+
+    def _finish(self, request: Request, frame: Finished) -> None:
+        log_request(frame, request.waited)
+        self._forget(request)
+
+    def _release(self, rid: str) -> None:
+        """Send on the end of a reply that was held back, if it was."""
+        frame, timer = self._held.pop(rid, (None, None))
+        if frame is None or timer is None:
+            return
+        timer.cancel()
+        request = self._requests.get(rid)
+        if request is not None:
+            request.put(frame)
+            self._finish(request, frame)
 
     # ------------------------------------------------------------------------------------------------- watching
 

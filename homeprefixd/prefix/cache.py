@@ -319,11 +319,13 @@ class Cache:
             self._behind.write_path(path)
 
     def requeue(self) -> None:
-        """*Writer.* What is in RAM only and does not wait to be written waits again, as far as there is room."""
+        """*Writer.* What is in RAM only and does not wait to be written waits again, or for room to wait."""
+        if self.spares_disk:
+            return  # nothing may be written today; tomorrow it is called again
         with self.lock:
             for hot in sorted(self.hot.by_key.values(), key=lambda hot: hot.node.end):
-                if not hot.warm and not hot.queued and hot in self.queue.add(hot, self.clock()):
-                    break
+                if not hot.warm and not hot.queued:
+                    self.queue.add(hot, self.clock())
 
     def resize(self, limit: int) -> int:
         """*Writer.* Have another budget of disk from now on, in bytes; the store shrinks to it in steps.

@@ -25,6 +25,7 @@ _TOUCH_SECONDS = 60.0
 _BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
 _SHARE_STEP = 32  # of a full share so much more goes at once: looking for it costs as much for little as for much
 _LOOK_SECONDS = 2.0  # between looks whether a full disk has room again
+_SHRINK_SECONDS = 5.0  # until what is in the way of a smaller budget is looked at again
 _COMPACT_SECONDS = 300.0  # between attempts to make the file smaller
 _FILE_SHARE = 1.1  # of the budget that the file may take
 _FULL_SECONDS = (
@@ -52,6 +53,7 @@ class WriteBehind:
         self._free_when_full = 0
         self._touches_written = cache.clock()
         self._shrinking = True  # the budget may be smaller than it was
+        self._shrink_at = 0.0
         self._compact_at: float | None = None  # when the file is to be made smaller, if it is
         self._compact_told = False
         self._daily_writes = daily_writes
@@ -77,10 +79,10 @@ class WriteBehind:
                 self._spare_the_disk()
             with cache.lock:
                 batch = self._take(now, everything)
-                touches = self._take_touches(now, bool(batch) or everything)
+                touches = self._take_touches(now, bool(batch) or everything or self._shrinks())
                 registry = cache.registry
                 busy = (
-                    self._shrinking
+                    self._shrinks()
                     or batch
                     or touches
                     or cache.repairs
@@ -131,7 +133,19 @@ class WriteBehind:
 
     def shrink(self) -> None:
         """The budget may be smaller now."""
-        self._shrinking = True
+        self._shrinking, self._shrink_at = True, 0.0
+
+    def _shrinks(self) -> bool:
+        """Whether a step towards a smaller budget is due."""
+        return self._shrinking and self._cache.clock() >= self._shrink_at
+
+    def _met_budget(self) -> None:
+        """No more can go: the budget is met, or what is in use is in the way for a while."""
+        now = self._cache.clock()
+        if self._disk.used() > self._disk.limit:
+            self._shrink_at = now + _SHRINK_SECONDS
+        else:
+            self._shrinking, self._compact_at = False, now
 
     def bound_writes(self, daily_writes: int) -> None:
         """Bytes that may be written in a day from now on; 0: no bound."""
@@ -193,6 +207,8 @@ class WriteBehind:
                 times.append(min(self._look_at, self._held_until))
             if self._compact_at is not None:
                 times.append(self._compact_at)
+            if self._shrinking:
+                times.append(self._shrink_at)
         return max(0.0, min(times) - now) if times else None
 
     def _replies_due(self, now: float, everything: bool) -> bool:
@@ -238,18 +254,21 @@ class WriteBehind:
         covered: Sequence[bytes] = ()
         failure: Exception | None = None
         stale: list[bytes] = []
-        met = False  # a smaller budget, now
         try:
             self._repair()
             self._cache.registry.put(self._disk)
             self._cache.replies.put(self._disk)
             stale = self._stale()
-            if self._shrinking:
+            if self._shrinks():
                 self._pinned = self._cache.pins.protected()
+                if touches and self._disk.used() > self._disk.limit:
+                    self._disk.store([], touches)  # so that what was used lately may go, if all was
+                    touches = {}
                 shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
                 why = {node.record.key: "smaller" for node in shrunk}
-                self._shrinking, met = bool(shrunk), not shrunk
+                if not shrunk:
+                    self._met_budget()
             others = len(gone)
             refused = self._keep_shares(batch, touches, gone)
             why |= {node.record.key: "share" for node in gone[others:]}
@@ -298,8 +317,6 @@ class WriteBehind:
             if failure is not None:
                 self._cache.touched = {**touches, **self._cache.touched}
         self._judge(failure)
-        if met and failure is None:
-            self._compact_at = self._cache.clock()
         return failure is None or isinstance(failure, BudgetError)
 
     def _give_back(self) -> None:
@@ -370,7 +387,8 @@ class WriteBehind:
 
     def set_shares(self, models: Mapping[str, int], keys: Mapping[str, int]) -> None:
         """See `Shares.set`; what is over its share from now on shrinks to it in steps."""
-        self._shrinking |= self._shares.set(models, keys)
+        if self._shares.set(models, keys):
+            self.shrink()
 
     def accounts(self) -> list[Account]:
         """Those that have a share of the budget."""

@@ -17,7 +17,12 @@ from tests.integration.serving import Served, serve, small_config
 
 DAYS = [
     f"Nous sommes le {day} et il est {hour} h 05."
-    for day, hour in (("lundi 30 novembre", 8), ("mardi 1er décembre", 9), ("jeudi 3 décembre", 14), ("samedi", 19))
+    for day, hour in (
+        ("lundi 30 novembre", 8),
+        ("mardi 1er décembre", 9),
+        ("jeudi 3 décembre", 14),
+        ("samedi 5 décembre", 19),
+    )
 ]
 """A line that no list of words knows whole."""
 
@@ -55,7 +60,7 @@ def test_by_one_request_and_back_by_a_reload(house: Served, folder: Path) -> Non
 
     status, done = house.ask(f"/cache/explain/{told['record']['id']}/apply", {})
     assert (status, done["rule"], done["file"], done["reason"]) == (200, "move", str(file), "")
-    assert tomllib.loads(file.read_text())["stable"] == {"move": done["setting"]}
+    assert tomllib.loads(file.read_text())["stable"] == {"per_app": [{"app": done["app"], "move": done["setting"]}]}
     assert file.read_text().startswith(own)
     computed(house, DAYS[2])
     with_rule, told = computed(house, DAYS[3])
@@ -65,7 +70,7 @@ def test_by_one_request_and_back_by_a_reload(house: Served, folder: Path) -> Non
     file.write_text(own)
     os.kill(house.process.pid, signal.SIGHUP)
     deadline = time.monotonic() + 20
-    while not house.log.read_text().rstrip().endswith(f"it was {done['setting']}"):
+    while "stable.per_app is [] now" not in house.log.read_text():
         assert time.monotonic() < deadline, house.log.read_text()
         time.sleep(0.05)
     _computed, told = computed(house, DAYS[3])

@@ -183,3 +183,63 @@ def test_only_what_writes_a_rule_reads_the_library() -> None:
     code = "import sys, homeprefixd.daemon, homeprefixd.config_file; print('tomlkit' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout == "False\n"
+
+
+TABLE = '[[stable.per_app]]\napp = "Home"\nsort_tools = "on"\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", TABLE),
+        ('[stable]\nsort_keys = "on"\n', f'[stable]\nsort_keys = "on"\n\n{TABLE}'),
+        (TABLE.replace('"on"', '"off" # no'), TABLE.replace('"on"', '"on" # no')),
+        ('[[stable.per_app]]\napp = "home"\n[log]\n', '[[stable.per_app]]\nsort_tools = "on"\napp = "home"\n[log]\n'),
+        (
+            '[[stable.per_app]]\napp = "A"\n[[stable.per_app]]\napp = "Home"\nmove = "x"\n[log]\n',
+            '[[stable.per_app]]\napp = "A"\n[[stable.per_app]]\nsort_tools = "on"\napp = "Home"\nmove = "x"\n[log]\n',
+        ),
+        (
+            'stable.per_app = [{ app = "A", move = "x" }]\n',
+            'stable.per_app = [{ app = "A", move = "x" }, {app = "Home", sort_tools = "on"}]\n',
+        ),
+    ],
+)
+def test_a_rule_for_one_app(tmp_path: Path, before: str, after: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(before)
+    for _ in range(2):  # again changes nothing
+        apply_rule(RULE, file, app="Home")
+        assert file.read_text() == after
+    loaded = load(environ={"HOME": str(tmp_path)}, config_file=Flag("--config", str(file))).config.stable
+    assert loaded.sort_tools == "off"
+    assert [one.sort_tools for one in loaded.per_app if one.app.lower() == "home"] == ["on"]
+
+
+def test_expressions_of_one_app_are_joined(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    for setting in ("^a$", "^b$", "^a$"):
+        apply_rule("move", file, setting, app='My "App"')
+    loaded = load(environ={"HOME": str(tmp_path)}, config_file=Flag("--config", str(file))).config.stable
+    assert [(one.app, one.move) for one in loaded.per_app] == [('My "App"', "^a$|^b$")]
+    assert loaded.move == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[stable.per_app]]\nmove = "x"\n', "a table needs app"),
+        ('[[stable.per_app]]\napp = "A"\nmove = "("\n', "regular expression"),
+        ('[[stable.per_app]]\napp = "A"\nsort_tools = true\n', "allowed: on, off"),
+        ('[[stable.per_app]]\napp = "A"\nfreeze_clock = "on"\n', "have no freeze_clock"),
+        ('[[stable.per_app]]\napp = "A"\n[[stable.per_app]]\napp = "a"\n', "two tables are for the app"),
+        ('[stable]\ncustom = "a"\n[[stable.per_app]]\napp = "A"\ncustom = "(?i)b"\n', "together with"),
+    ],
+)
+def test_what_an_apps_rules_cannot_be(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load(environ={"HOME": str(tmp_path)}, config_file=Flag("--config", str(file)))
+    assert said in refused.value.message
+    assert f"{file}:" in refused.value.message

@@ -18,6 +18,7 @@ from homeprefixd.frames import Stop
 from homeprefixd.frames.store import FromStore, Hello
 from homeprefixd.frames.worker import (
     Accepted,
+    Account,
     Cancel,
     Converted,
     Delta,
@@ -119,6 +120,9 @@ class Work:
             send(Finished(rid, "cancelled", "", None, TIMINGS))
         else:
             send(Finished(rid, "stop", rest, None, TIMINGS))
+        if order == "account-late":
+            time.sleep(0.02)
+            send(Account(rid, [], True, 0, 0, None))
 
     def use_store(self, descriptor: int) -> None:
         store: Channel[Any] = Channel(socket.socket(fileno=descriptor), FromStore)

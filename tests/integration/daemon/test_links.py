@@ -73,6 +73,20 @@ async def test_events_come_in_order(house: House, monkeypatch: pytest.MonkeyPatc
         pool.resolve("other")
 
 
+async def test_the_end_of_a_reply_comes_with_what_is_told_of_its_prompt(house: House) -> None:
+    """The worker tells of it on another thread, and may be later than the end of a very short reply."""
+    pool = await ready(house.pool())
+    for number in range(3):
+        async with pool.generate("fake", say(f"r{number}", "account-late")) as generation:
+            async for event in generation:
+                if isinstance(event, Finished):
+                    assert getattr(generation, "account", None) is not None
+    assert await asyncio.wait_for(words(pool, "r9", "say a b"), 5) == [
+        "a",
+        "b",
+    ]  # nothing is told: it ends all the same
+
+
 async def test_an_error_of_the_worker_arrives_as_itself(house: House) -> None:
     pool = await ready(house.pool())
     with pytest.raises(ContextOverflowError, match="too long") as caught:

@@ -74,7 +74,7 @@ def test_what_was_evicted(run: Callable[..., Running], model: Path) -> None:
     _text, end = running.ask(chat("Be brief."))
     assert end.timings.cache_n == 0
     told = conclude(end.rid, account(running, end.rid), end.timings, 0.0)
-    assert (told.cause, told.tokens_lost) == ("evicted", end.timings.total_prompt_n - 1)
+    assert (told.cause, told.tokens_lost) == ("not_kept", end.timings.total_prompt_n - 1)
 
 
 def test_after_a_restart(run: Callable[..., Running], model: Path) -> None:

@@ -314,6 +314,9 @@ def test_a_broken_store_is_a_slow_one(run: Run, tiny: Callable[[str], Path], tok
     assert end.timings.cache_n == used
     assert sum(end.timings.cache_tiers.values()) == used
     assert end.timings.prompt_n == 300 - used
+    if fault in ("lost", "late", "rubbish", "cut short"):
+        assert end.gate is not None
+        assert (end.gate.known, end.gate.restored, end.gate.reason) == (299, used, "lost")
     assert (running.engine.counters["restore_errors"] > 0) is (fault in ("rubbish", "swapped", "cut short"))
 
 

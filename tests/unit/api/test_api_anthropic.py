@@ -14,14 +14,13 @@ from scripted_backend import TIMINGS, ScriptedBackend
 from homeprefixd.errors import BusyError, ContextOverflowError, HomeprefixdError, UnavailableError
 from homeprefixd.frames.worker import (
     Accepted,
-    ApplyTemplate,
     CallPiece,
     Converted,
     Delta,
     Finished,
     Message,
     Progress,
-    Tokenize,
+    TokenizeRequest,
 )
 
 PATH = "/v1/messages"
@@ -192,10 +191,7 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1; cch=00f3a;"
     [
         ("Be brief.", "Be brief."),
         ([text("Be brief.", cache_control={"type": "ephemeral"}), text("Be kind.")], "Be brief.\nBe kind."),
-        ([text(BILLING), text("You are Claude Code."), text("Be kind.")], "You are Claude Code.\nBe kind."),
-        (f"{BILLING}\nYou are Claude Code.\n\nBe kind.", "You are Claude Code.\n\nBe kind."),
-        (BILLING, None),
-        (f"Say {BILLING}", f"Say {BILLING}"),
+        ([text(BILLING), text("You are Claude Code.")], f"{BILLING}\nYou are Claude Code."),  # the rule drops it
         ([], None),
         ("", None),
     ],
@@ -320,21 +316,21 @@ async def test_a_call_that_was_cut_short_is_text(client: TestClient, backend: Sc
 
 
 async def test_count_tokens_counts_the_rendered_prompt(client: TestClient, backend: ScriptedBackend) -> None:
-    answers = {ApplyTemplate: Converted("", "the prompt"), Tokenize: Converted("", tokens=[1, 2, 3])}
-
     async def convert(alias: str, conversion: Any) -> Converted:
         backend.conversions.append(conversion)
-        return answers[type(conversion)]
+        return Converted("", tokens=[1, 2, 3])
 
     backend.convert = convert  # type: ignore[method-assign]
     wanted = body(system=[text(BILLING), text("Be brief.")], tools=[TOOL])
     del wanted["max_tokens"]
     reply = await client.post(f"{PATH}/count_tokens?beta=true", json=wanted)
     assert (reply.status, await reply.json()) == (200, {"input_tokens": 3})
-    template, tokens = backend.conversions
-    assert template.messages == [Message("system", "Be brief."), Message("user", "Hello")]
+    (counted,) = backend.conversions
+    assert isinstance(counted, TokenizeRequest)  # with the rules of [stable], as for a message
+    template = counted.request
+    assert template.messages == [Message("system", f"{BILLING}\nBe brief."), Message("user", "Hello")]
     assert template.tools == [{"type": "function", "function": AS_OPENAI}]
-    assert tokens.content == ["the prompt"]
+    assert template.client
     await client.post(PATH, json={**wanted, "max_tokens": 1})
     assert (backend.asked.messages, backend.asked.tools) == (template.messages, template.tools)
     assert backend.asked.template_kwargs == template.template_kwargs

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from scripted_backend import MODEL, TIMINGS, MemoryAdmin, ScriptedBackend
 from homeprefixd.api.app import create_app
 from homeprefixd.api.keys import APPLY_RULE
 from homeprefixd.api.record_file import RecordFile, recorded
-from homeprefixd.api.records import Record, Records, app_name
+from homeprefixd.api.records import Record, Records
+from homeprefixd.clients import app_name
 from homeprefixd.config import RecordsConfig, ServerConfig
 from homeprefixd.config_file import Applied
 from homeprefixd.errors import UnavailableError, WorkerDiedError
@@ -130,7 +133,7 @@ async def test_what_was_known_and_is_gone(client: TestClient, backend: ScriptedB
     backend.script = script(None, known=99)
     await ask(client)
     told = (await (await client.get("/cache/explain/last")).json())["explanation"]
-    assert (told["cause"], told["tokens_lost"], told["token"]) == ("evicted", 35, 64)
+    assert (told["cause"], told["tokens_lost"], told["token"]) == ("not_kept", 35, 64)
 
 
 async def test_records_that_there_are_not(client: TestClient) -> None:
@@ -283,10 +286,10 @@ def test_days() -> None:
 
 
 async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -> None:
-    used: list[tuple[str, str]] = []
+    used: list[tuple[str, str, str]] = []
 
-    async def use(rule: str, setting: str) -> Applied:
-        used.append((rule, setting))
+    async def use(rule: str, setting: str, app: str) -> Applied:
+        used.append((rule, setting, app))
         return Applied("/etc/c.toml", "")
 
     backend.script = script(msgspec.structs.replace(CLOCK, rule="move", setting="^Now [^\\n]*$"))
@@ -299,8 +302,12 @@ async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -
     with pytest.warns(DeprecationWarning, match="started"):  # a daemon sets it before
         client.app[APPLY_RULE] = use
     done = await client.post(path)
-    assert (done.status, used) == (200, [("move", "^Now [^\\n]*$")])
-    assert await done.json() == {"rule": "move", "setting": "^Now [^\\n]*$", "file": "/etc/c.toml", "reason": ""}
+    assert (done.status, used) == (
+        200,
+        [("move", "^Now [^\\n]*$", "HomeApp")],
+    )  # for the app that asked, not for everybody
+    told = {"rule": "move", "setting": "^Now [^\\n]*$", "app": "HomeApp", "file": "/etc/c.toml", "reason": ""}
+    assert await done.json() == told
     foreign = await client.post(path, headers={"Origin": "https://evil.example"})
     assert foreign.status == 403
     assert (await client.post("/cache/explain/nobody/apply")).status == 404
@@ -334,3 +341,36 @@ async def test_whose_a_prefix_is(client: TestClient, backend: ScriptedBackend, a
     admin.request = "forgotten"
     [prefix] = (await (await client.get("/cache/prefixes")).json())["prefixes"]
     assert prefix["app"] == ""
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.jsonl"
+    record = Record("a", "app", "app", "demo", 0.0)
+    file = RecordFile(path, 1 << 20, 1)
+    written = os.write
+    calls: list[int] = []
+
+    def short(descriptor: int, data: bytes) -> int:
+        """As a disk does that has ten bytes left, and then none."""
+        calls.append(len(data))
+        if len(calls) in (2, 3):
+            if len(calls) == 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return written(descriptor, data[:10])
+        return written(descriptor, data)
+
+    monkeypatch.setattr(os, "write", short)
+    for _ in range(3):
+        file.put(record)
+    file.close()
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["a", "a"]
+    assert file.dropped == 1
+
+
+def test_a_half_line_of_a_process_that_was_killed_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "ha')
+    file = RecordFile(path, 1 << 20, 1)
+    file.put(Record("b", "app", "app", "demo", 0.0))
+    file.close()
+    assert json.loads(path.read_text().splitlines()[1])["id"] == "b"

@@ -101,10 +101,10 @@ async def test_why_by_keyboard(shown: tuple[browser.Tab, ScriptedBackend, TestSe
 
 async def test_the_rule_by_one_click(shown: tuple[browser.Tab, ScriptedBackend, TestServer]) -> None:
     tab, _backend, server = shown
-    used: list[tuple[str, str]] = []
+    used: list[tuple[str, str, str]] = []
 
-    async def use(rule: str, setting: str) -> Applied:
-        used.append((rule, setting))
+    async def use(rule: str, setting: str, app: str) -> Applied:
+        used.append((rule, setting, app))
         return Applied("", "the file is read-only")
 
     with pytest.warns(DeprecationWarning, match="started"):  # a daemon sets it before
@@ -114,8 +114,12 @@ async def test_the_rule_by_one_click(shown: tuple[browser.Tab, ScriptedBackend, 
     await tab.until("document.querySelector('#recent button.main') !== null")
     await tab.value("document.querySelector('#recent button.main').click()")
     await tab.until("document.getElementById('note').textContent.includes('read-only')")
-    assert used == [("move_volatile_line", "on")]
-    assert await tab.value("document.querySelector('#recent button.main').disabled")
+    ((rule, setting, app),) = used
+    assert (rule, setting) == ("move_volatile_line", "on")
+    await tab.until("document.querySelector('#recent button.main') === null")  # nor is there one on older rows
+    said = await text(tab, "recent")
+    assert f"for {app}" in said
+    assert "In force" in said
 
 
 async def test_warming(shown: tuple[browser.Tab, ScriptedBackend, TestServer]) -> None:

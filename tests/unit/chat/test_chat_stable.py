@@ -15,7 +15,7 @@ import pytest
 
 from homeprefixd.chat import stable
 from homeprefixd.expressions import Expression, is_expression
-from homeprefixd.frames.worker import Generate, Message, Sampling, StableRules
+from homeprefixd.frames.worker import AppRules, Generate, Message, Sampling, StableRules
 
 NONE = StableRules(drop_billing_line=False, freeze_clock=False)
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.3a3; cc_entrypoint=cli; cch={};\nYou are an agent.\nBe brief."
@@ -297,3 +297,66 @@ def test_expressions_mean_what_they_mean_to_re(expression: str) -> None:
 )
 def test_what_is_no_expression_of_re(expression: str) -> None:
     assert not is_expression(expression)
+
+
+PER_APP = StableRules(
+    apps=("other",),
+    move="^Mood: \\w+$",
+    per_app=(AppRules("HomeApp", move="^Step \\d+$", move_volatile_line=True), AppRules("B", drop_billing_line=True)),
+)
+
+
+@pytest.mark.parametrize(
+    ("client", "counts"),
+    [
+        ("10.0.0.2 HomeApp/1", {"move": 1, "move_volatile_line": 1}),  # its own only: `apps` leaves it out
+        ("key homeapp", {"move": 1, "move_volatile_line": 1}),
+        ("10.0.0.2 HomeApp2/1", {}),  # another one, though its name begins alike
+        ("10.0.0.2 other/1", {"drop_billing_line": 1, "move": 1}),
+        ("10.0.0.2 b", {"drop_billing_line": 1}),
+    ],
+)
+def test_rules_of_one_app(client: str, counts: dict[str, int]) -> None:
+    asked = request("x-anthropic-billing-header: cch=1;\nBe kind.\nTime: 21:15\nStep 3\nMood: fine", client=client)
+    assert stable.apply(PER_APP, asked)[1] == counts
+    stabilizer = stable.Stabilizer(PER_APP)
+    assert stabilizer(asked)[1] == counts
+
+
+def test_an_apps_rules_are_added_to_those_for_all() -> None:
+    own = AppRules("HomeApp", move="^Step \\d+$", drop_billing_line=False)
+    both = StableRules(move="^Mood: \\w+$", per_app=(own,))
+    told = stable.apply(both, request(BILLING.format(1) + "\nStep 3\nMood: fine"))[1]
+    assert told == {"move": 2}
+
+
+def test_a_slow_expression_of_one_app_is_off_for_that_one(caplog: pytest.LogCaptureFixture) -> None:
+    stabilizer = stable.Stabilizer(rules(per_app=(AppRules("Slow", move=SLOW), AppRules("HomeApp", move="^b$"))))
+    slow, fine = request(STUCK, client="1.2.3.4 Slow"), request("a\nb")
+    told = [stabilizer(slow)[1] for _ in range(4)]
+    assert [bool(counts) for counts in told] == [True, True, True, False]
+    assert stabilizer(fine)[1] == {"move": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Turn off the lights before you leave the room.",
+        "Turn on lamps only when it is dark: the family sleeps.",
+        "Room service: never order it.",
+        "Do not run the vacuum after 22:00.",
+        "Never disclose the alarm code before 22:00.",
+        "Location: never tell the address.",
+        "You are a strict filter since 21:15.",
+        "Antworte nach 22:00 Uhr immer leise.",
+    ],
+)
+def test_what_tells_the_model_what_to_do_stays(line: str) -> None:
+    asked = request(f"Be kind.\n{line}\nA rule.")
+    assert stable.apply(rules(move_volatile_line=True), asked) == (asked, {})
+
+
+def test_a_system_message_that_was_a_billing_line_goes() -> None:
+    asked = request("x-anthropic-billing-header: cch=1;")
+    changed, counts = stable.apply(StableRules(), asked)
+    assert (contents(changed), counts) == (["first", "yes", "Hello"], {"drop_billing_line": 1})

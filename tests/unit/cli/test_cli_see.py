@@ -185,6 +185,33 @@ def test_explain_applies_the_rule(command: Callable[..., Any], seen: Any, tmp_pa
     assert command("explain", "--apply", "--url", seen.url, "--config", str(file)).code == 1
 
 
+def test_the_daemon_applies_the_rule_and_knows_its_file(
+    command: Callable[..., Any], seen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written into the user's own file is of no use to a daemon that reads another one."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    seen.answers["GET /cache/explain/last"] = 200, {"record": RECORD, "explanation": {**EXPLANATION, "app": "HomeApp"}}
+    done = {"rule": "move_volatile_line", "setting": "on", "app": "HomeApp", "file": "/etc/own.toml", "reason": ""}
+    seen.answers["POST /cache/explain/chatcmpl-1/apply"] = 200, done
+    said = command("explain", "--apply", "--url", seen.url)
+    assert said.code == 0, said.err
+    assert 'move_volatile_line = "on" for HomeApp, written to /etc/own.toml' in said.out
+    assert ("POST /cache/explain/chatcmpl-1/apply", {}) in seen.asked  # of that record, whatever is the last one now
+    assert list(tmp_path.iterdir()) == []
+    seen.answers["POST /cache/explain/chatcmpl-1/apply"] = 200, {**done, "file": "", "reason": "it is read-only"}
+    assert "not written: it is read-only" in command("explain", "--apply", "--url", seen.url).out
+
+
+def test_a_rule_of_one_app_is_written_for_it(command: Callable[..., Any], seen: Any, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("")
+    seen.answers["GET /cache/explain/last"] = 200, {"record": RECORD, "explanation": {**EXPLANATION, "app": "HomeApp"}}
+    said = command("explain", "--apply", "--url", seen.url, "--config", str(file))
+    assert "[[stable.per_app]] with app = 'HomeApp'" in said.out
+    table = {"app": "HomeApp", "move_volatile_line": "on"}
+    assert tomllib.loads(file.read_text()) == {"stable": {"per_app": [table]}}
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -70,11 +70,13 @@ class Worker:
         self.asked += 1
         return self._stored
 
-    def ask(self, rid: str, chat: Chat, reply: str | None = "Done.", **more: Any) -> tuple[Account, int]:
-        """What was told of a request, and how many tokens it had."""
+    def ask(
+        self, rid: str, chat: Chat, reply: str | None = "Done.", rules: Sequence[str] = ("rule",), **more: Any
+    ) -> tuple[Account, int]:
+        """What was told of a request, and how many tokens it had. `rules`: those that were applied."""
         tokens = self.words.tokens(chat.prompt().text)
         base = Generate(rid, chat.messages or None, chat.text or None, chat.tools, {}, 8, [], Sampling(), True)
-        self.accountant.take(msgspec.structs.replace(base, **more), tokens, {"rule": 1})
+        self.accountant.take(msgspec.structs.replace(base, **more), tokens, dict.fromkeys(rules, 1))
         account = self.frames[-1]
         assert isinstance(account, Account)
         if reply is not None:
@@ -128,7 +130,7 @@ def test_the_next_turn() -> None:
     assert explained(account, account.known, count).cause == "goes_on"
     assert explained(account, prompt, count).cause == "retokenised"
     gone = explained(account, 0, count)
-    assert (gone.cause, gone.tokens_lost) == ("evicted", account.known)
+    assert (gone.cause, gone.tokens_lost) == ("not_kept", account.known)
 
 
 def explained(account: Account, reused: int, total: int) -> Explanation:
@@ -144,9 +146,9 @@ def test_what_was_left_on_disk_as_computing_is_faster_is_no_loss() -> None:
     assert (told.cause, told.tokens_lost, told.seconds_lost) == ("computed_faster", 0, 0.0)
     assert "faster" in told.text
     restored = msgspec.structs.replace(left, restored=account.known, reason="faster")
-    assert conclude("b", account, timings(0, count), 10.0, restored).cause == "evicted"  # it was promised, and lost
+    assert conclude("b", account, timings(0, count), 10.0, restored).cause == "not_kept"  # it was promised, and lost
     little = msgspec.structs.replace(left, known=10)  # the store knew little
-    assert conclude("b", account, timings(0, count), 10.0, little).cause == "evicted"
+    assert conclude("b", account, timings(0, count), 10.0, little).cause == "not_kept"
 
 
 def test_what_is_not_known_to_the_end_was_not_evicted() -> None:
@@ -193,7 +195,7 @@ def test_only_what_the_cache_would_surely_give_was_evicted(grain: int) -> None:
     worker.ask("a", CLOCKS[0])
     account, count = worker.ask("b", CLOCKS[0])
     assert account.known == (count if grain == 1 else count // 64 * 64 if grain else 0)
-    assert (explained(account, 0, count).cause == "evicted") == (grain > 0)
+    assert (explained(account, 0, count).cause == "not_kept") == (grain > 0)
 
 
 def test_what_was_not_stored_was_not_evicted() -> None:
@@ -331,8 +333,9 @@ def test_a_rule_that_came_into_force_is_the_reason_once(rules: StableRules, firs
     told = conclude("b", account, timings(account.known, count - account.known), 10.0)
     assert (told.cause, told.tokens_lost, told.rule) == ("rule_applied", 0, "")
     assert f"`{name}` of [stable]" in told.text
-    account, count = worker.ask("c", under(rules, first))
-    assert explained(account, account.known, count).cause == "goes_on"
+    account, count = worker.ask("c", under(rules, first), rules=(name,))
+    moved = first != second and name != "custom"
+    assert explained(account, account.known, count).cause == ("rule_moved" if moved else "goes_on")
     back = Worker()  # the other way round: it is not in force any more
     back.rules = rules
     back.ask("a", under(rules, first))
@@ -357,3 +360,102 @@ def test_a_rule_that_changed_nothing_here_is_not_the_reason() -> None:
     account, _count = worker.ask("b", under(rules, chats[1]))
     assert account.finding is not None
     assert account.finding.cause == "clock"
+
+
+OLD = "Old words about the ferry, the price and the pier. " * 9
+NEW = "New rules for the museum, its guards and its lamps at night. " * 9
+OF_A_HOUSE = (
+    "You are the voice assistant of the Nilsson family. Answer in plain text, keep it short, and use its tools. "
+)
+
+
+def test_a_value_that_comes_again_is_found_though_another_prompt_begins_more_alike() -> None:
+    """Of two rooms, of which the first comes again after the text behind it was changed."""
+    worker = Worker()
+    for rid, room, text in (("a", "Bathroom", OLD), ("b", "Kitchen", NEW), ("c", "Bathroom", NEW)):
+        account, count = worker.ask(rid, Chat([system(f"Area: {room}.\n{OF_A_HOUSE}{text}"), user("Which way?")]))
+    told = conclude("c", account, timings(account.known, count - account.known), 10.0)
+    assert (told.cause, told.place, told.before, told.after) == (
+        "changing_value", "the system message", "Area: Kitchen.", "Area: Bathroom.",
+    )  # fmt: skip
+    assert told.tokens_lost > count / 2
+    assert told.tokens_lost <= count - account.known
+    assert told.rule == "move_volatile_line"
+
+
+def test_an_edit_is_found_though_another_prompt_begins_more_alike() -> None:
+    letter = "Dear Mrs Abara, we thank you for the {}. " + "The children still speak of the fireworks and the dog. " * 9
+    asked = [letter.format("wonderful concert")[:52] + " Yours.", letter.format("lovely evening")]
+    worker = Worker()
+    for rid, text in enumerate([*asked, letter.format("wonderful concert")]):
+        account, count = worker.ask(str(rid), Chat([system("You proof-read letters."), user(text)]))
+    told = conclude("2", account, timings(account.known, count - account.known), 10.0)
+    assert (told.cause, told.place) == ("changed_text", "message 2 (user)")
+    assert count / 2 < told.tokens_lost <= count - account.known
+
+
+MORITZ, FRIEDA = (
+    f"You are {name}, a helpful assistant for the workshop.\nThe time is {time}.\n{NEW}"
+    for name, time in (("Moritz", "21:15"), ("Frieda", "21:15"))
+)
+
+
+def test_there_is_no_rule_for_what_two_apps_say() -> None:
+    worker = Worker()
+    worker.ask("a", Chat([system(MORITZ), user("Hello?")]), client="10.0.0.2 max-app/1")
+    account, count = worker.ask("b", Chat([system(FRIEDA), user("Hello?")]), client="10.0.0.2 eva-app/1")
+    told = conclude("b", account, timings(account.known, count - account.known), 10.0)
+    assert (told.cause, told.rule) == ("changed_text", "")
+    for app, cause, rule in (("max-app/2", "clock", "move_volatile_line"), ("eva-app/1", "clock", "")):
+        worker = Worker()
+        worker.ask("a", Chat([system(MORITZ), user("Hello?")]), client="10.0.0.2 max-app/1")
+        later = Chat([system(MORITZ.replace("21:15", "21:16")), user("Hello?")])
+        account, count = worker.ask("b", later, client=f"10.0.0.2 {app}")
+        told = conclude("b", account, timings(account.known, count - account.known), 10.0)
+        assert (told.cause, told.rule) == (cause, rule)
+
+
+def test_what_a_rule_moves_is_not_blamed_on_the_app() -> None:
+    """Neither in the next turn, where the old question has no clock any more, nor where only the clock differs."""
+    rules = StableRules(move_volatile_line=True)
+    base = [system(f"The time is 21:15.\n{NEW}"), user("Is the light in the hall on? " * 4)]
+    worker = Worker()
+    worker.ask("a", under(rules, Chat(base)), "Yes, it is, as you wanted.", rules=("move_volatile_line",))
+    turn = Chat(
+        [system(f"The time is 21:16.\n{NEW}"), base[1], Message("assistant", "Yes, it is."), user("Since when?")]
+    )
+    once = Chat([system(f"The time is 21:17.\n{NEW}"), base[1]])
+    for rid, chat in (("b", turn), ("c", once)):
+        account, count = worker.ask(rid, under(rules, chat), rules=("move_volatile_line",))
+        told = conclude(rid, account, timings(account.known, count - account.known), 10.0)
+        assert (told.cause, told.tokens_lost, told.rule, told.advice) == ("rule_moved", 0, "", "")
+        assert "what a rule of [stable] moves" in told.text
+    typed = Chat([system(NEW), user("Current values:\n1\n\nWhy? " + "And how? " * 20)])
+    other = Chat([system(NEW), user("Current values:\n2\n\nWhy? " + "And how? " * 20)])
+    worker.ask("d", typed)
+    account, count = worker.ask("e", other)  # no rule was applied: somebody has typed it
+    assert explained(account, account.known, count).cause == "counter"
+
+
+def test_a_reply_that_its_template_writes_otherwise() -> None:
+    """As Mistral's writes a blank before it. It has its place, and what to do if the memo is off."""
+    worker = Worker()
+    template = "{% for m in messages %}[{{ m.role }}]{{ ' ' if m.role == 'assistant' }}{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    reply = "It is on, and so is the one in the hall, as you have asked for before you went out to the garden, yes."
+    before = [system(house("Be kind.")), user("Light on, please.")]
+    worker.ask("a", Chat(before, template=template), reply)
+    after = Chat([*before, Message("assistant", reply), user("Why?")], template=template)
+    account, count = worker.ask("b", after)
+    told = explained(account, account.known_prompt, count)
+    assert (told.cause, told.place) == ("retokenised", "message 3 (assistant)")
+    assert told.tokens_lost > 12
+    reply = " " + "lamp" * 40 + "\nyes"  # of which no piece is found whole behind another blank
+    worker.ask("c", Chat([*before, user("More?")], template=template), reply)
+    again, total = worker.ask(
+        "d", Chat([*before, user("More?"), Message("assistant", reply), user("Why?")], template=template)
+    )
+    assert explained(again, again.known_prompt, total).cause == "retokenised"
+    assert "template" in told.advice
+    account.no_replay = True
+    assert "`cache.replay`" in explained(account, account.known_prompt, count).advice

@@ -73,8 +73,8 @@ def test_evicted_when_and_why(why: str) -> None:
 
 def test_evicted_though_nobody_knows_when() -> None:
     found = told(64, 500, resembles=True, known=400, known_prompt=400)
-    assert (found.cause, found.tokens_lost, found.place, found.removed) == ("evicted", 336, "", 0.0)
-    assert found.title == "eviction: it was known and is not kept any more"
+    assert (found.cause, found.tokens_lost, found.place, found.removed) == ("not_kept", 336, "", 0.0)
+    assert "more room" not in found.advice  # nothing says that there was none
 
 
 def test_what_went_behind_what_was_reused_is_no_loss() -> None:
@@ -145,3 +145,66 @@ def test_what_is_known_of_models_is_bounded() -> None:
     for number in range(3):
         seen.see("small", "", chat(f"{number} {HOUSE}"))
     assert seen.see("large", "", chat(HOUSE)) is None
+
+
+def test_what_the_gate_left_does_not_hide_the_cause() -> None:
+    """Some of it lies in RAM, and is computed as that is faster; the rest was lost to what has changed."""
+    finding = Finding("thoughts_stripped", "message 3 (assistant)", 43, "", "<think>", "Taking", 44)
+    gate = GateDecision(43, 0, "computed", {"hot": 43}, 0.0016, 0.0077)
+    found = told(0, 89, resembles=True, known=43, known_prompt=43, finding=finding, gate=gate)
+    assert (found.cause, found.place, found.tokens_lost) == ("thoughts_stripped", "message 3 (assistant)", 44)
+    assert "43 more are kept, but computing them" in found.text
+    alone = told(0, 89, resembles=True, known=43, known_prompt=43, gate=gate)
+    assert (alone.cause, alone.tokens_lost) == ("computed_faster", 0)
+    assert "disk" not in alone.text
+
+
+def test_a_store_that_is_away_has_evicted_nothing() -> None:
+    found = told(0, 141, resembles=True, known=140, known_prompt=140, gate=GateDecision(0, 0, "late"))
+    assert (found.cause, found.tokens_lost) == ("store_away", 140)
+    assert "more room" not in found.advice
+
+
+def test_what_is_stored_and_does_not_come_was_not_evicted() -> None:
+    """As where RAM has no room for a block."""
+    gate = GateDecision(140, 0, "lost", {"warm": 140}, 0.0016, 0.5)
+    found = told(0, 200, resembles=True, known=140, known_prompt=140, gate=gate)
+    assert (found.cause, found.tokens_lost) == ("not_loaded", 140)
+    assert "cache.hot" in found.advice
+
+
+def test_what_to_do_fits_why_it_was_removed() -> None:
+    said = {why: told(0, 500, gone=Gone(0, MOMENT, why, 320)).advice for why in REMOVALS}
+    assert "more room" in said["budget"]
+    assert all("more room" not in said[why] for why in ("purged", "damaged", "stale", "daily_writes", "disk_error"))
+
+
+def test_a_short_prompt_whose_reply_makes_other_tokens() -> None:
+    """It is kept together with its reply, so nothing of it is found: that is no eviction."""
+    reply = "message 3 (assistant)"
+    gates = GateDecision(0, 0, "unknown"), GateDecision(50, 0, "computed")
+    for gate in gates:
+        found = told(0, 110, resembles=True, known=89, known_prompt=50, gate=gate, reply=reply)
+        assert (found.cause, found.place) == ("retokenised", reply)
+    assert told(0, 110, resembles=True, known=89, known_prompt=50, gate=gates[0], replayed=39).cause == "not_kept"
+
+
+def test_another_model_though_a_few_tokens_are_the_same_here() -> None:
+    finding = Finding("changed_text", "the system message", 9, "", "a", "b", 93)
+    more: dict[str, Any] = {"resembles": True, "known": 9, "known_prompt": 9, "finding": finding}
+    assert told(0, 208, other=OtherModel("llama", 1.0), **more).cause == "other_model"
+    assert told(0, 208, other=OtherModel("llama", 0.2), **more).cause == "changed_text"
+
+
+def test_little_is_told_where_it_is_known_what_it_was() -> None:
+    for cause, expected in (("white_space", "white_space"), ("changed_text", "goes_on")):
+        finding = Finding(cause, "message 3 (assistant)", 78, "", "", "", 16)
+        assert told(78, 94, resembles=True, known=78, known_prompt=78, finding=finding).cause == expected
+
+
+def test_a_billing_line_does_not_hide_which_model_had_a_chat() -> None:
+    seen = ModelsSeen()
+    line = "x-anthropic-billing-header: cch={};\n"
+    assert seen.see("small", "", chat(line.format(1) + HOUSE, "Is it warm?")) is None
+    found = seen.see("large", "", chat(line.format(2) + HOUSE, "Is it warm?"))
+    assert found == OtherModel("small", 1.0)

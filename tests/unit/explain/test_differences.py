@@ -29,6 +29,10 @@ def test_the_corpus_is_large_enough() -> None:
         "never_seen",
         "goes_on",
         "rule_applied",
+        "rule_moved",
+        "not_kept",
+        "store_away",
+        "not_loaded",
     }
     assert named | not_of_two_prompts == CAUSES.keys()
 
@@ -40,7 +44,7 @@ def test_pair(pair: Pair) -> None:
     assert found is not None
     assert (found.cause, pair.place in found.part) == (pair.cause, True), found
     assert found.place == common_length(before.text + before.reply, after.text)
-    assert after.text[: found.place].endswith(found.lead)
+    assert found.lead in after.text[: found.place]
     assert found.alike >= 0
     assert title(found.cause, found.part)
 
@@ -55,7 +59,7 @@ def test_what_stood_there_and_what_stands_there() -> None:
     found = difference(old.prompt(), new.prompt())
     assert found is not None
     assert (found.before, found.after) == ("21:15", "21:16")
-    assert found.lead.endswith("The current time is 21:1")
+    assert found.lead.endswith("The current time is ")  # what differs is not shown twice
     assert found.rule == "move_volatile_line"
     behind = len(new.prompt().text) - found.place
     assert 0.8 * behind < found.alike <= behind

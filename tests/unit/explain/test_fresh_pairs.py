@@ -29,7 +29,7 @@ THIRD = read_pairs(HERE / "third_pairs.json")
 MENDED = read_pairs(HERE / "mended_pairs.json")
 OF_THE_CACHE = {
     "other_namespace", "other_model", "evicted", "computed_faster", "cache_off", "prompt_logprobs", "too_short",
-    "rule_applied",
+    "rule_applied", "rule_moved", "not_kept", "store_away", "not_loaded",
 }  # fmt: skip
 
 

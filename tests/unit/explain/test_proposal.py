@@ -48,8 +48,7 @@ def test_a_rule_is_found_for_nearly_all_that_moves() -> None:
     some = [one for one in told if one is not None and one.part == "the system message"]
     moving_ones = [one for one in some if one.cause in ("clock", "counter", "random_id")]
     assert len(moving_ones) > 30
-    without = [one for one in moving_ones if not one.rule]
-    assert not without
+    assert [one.before for one in moving_ones if not one.rule] == ["35120"]  # its line goes on: "; keep within it."
 
 
 LINES = "Be kind.\nRule one of this house: doors stay shut.\n{}\n" + "Another rule that is long enough.\n" * 3
@@ -84,3 +83,79 @@ def test_proposals(old: str, new: str, rule: str) -> None:
 
 def test_nothing_is_proposed_for_one_endless_line() -> None:
     assert moving("x " * 5000 + "1", "x " * 5000 + "2", 10000) == NOTHING == Proposal("")
+
+
+def proposed(old: str, new: str) -> Proposal:
+    before, after = LINES.format(old), LINES.format(new)
+    place = next(i for i, (x, y) in enumerate(zip(before, after, strict=False)) if x != y)
+    return moving(before, after, place)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("You are Max, a helpful assistant for the family.", "You are Eva, a helpful assistant for the family."),
+        ("You are a gardener.", "You are a baker."),
+        ("Du bist ein Gärtner.", "Du bist ein Bäcker."),
+        ("Always answer in German.", "Always answer in Dutch."),
+        ("Role: butler", "Role: cook"),
+        ("Name: Max", "Name: Eva"),
+        ("# Kitchen", "# Garden"),
+        ("Language: German", "Language: Dutch"),
+        ("You are guard number 12 of this house.", "You are guard number 13 of this house."),
+        ("Never open before 7:00.", "Never open before 8:00."),
+        ("Token usage: 35120/200000; keep within it.", "Token usage: 35180/200000; keep within it."),
+        ("It is Monday and the door must stay shut.", "It is Tuesday and the door must stay shut."),
+        ("Heute ist Montag, und du darfst nie lügen.", "Heute ist Dienstag, und du darfst nie lügen."),
+        (
+            "Te vagy a 12. őr ebben a házban, ahol soha semmit nem mondasz.",
+            "Te vagy a 13. őr ebben a házban, ahol soha semmit nem mondasz.",
+        ),
+        ("Set 1: " + "words without an end " * 12, "Set 2: " + "words without an end " * 12),
+    ],
+)
+def test_what_tells_the_model_what_to_do_has_no_rule(old: str, new: str) -> None:
+    """A rule that moves who the model is, or its orders, does more harm than a prompt that is computed again."""
+    assert proposed(old, new) == NOTHING
+
+
+def test_of_a_line_with_more_than_a_value_only_the_value_is_moved() -> None:
+    found = proposed("Kierros 12/50. Ole hiljaa yöllä.", "Kierros 13/50. Ole hiljaa yöllä.")
+    assert [one[0] for one in re.finditer(found.setting, LINES.format("Kierros 9/50. Ole hiljaa."), re.M)] == [
+        "Kierros 9/50. "
+    ]
+
+
+OTHERS = (
+    "You are a strict safety filter. Never reveal the alarm code 4711 to anybody, whatever the user says.\n"
+    "You are Claude Code, Anthropic's official CLI for Claude.\n"
+    "Answer in German.\nIt is forbidden.\nToday is no day for jokes.\nHeute ist alles verboten.\n"
+    "Job run at night only, never by day.\nMood: obey the owner; never lie.\nKierros on pitkä.\n"
+    "Area: open to nobody. Never let strangers in.\nDate of birth must be asked for.\nThe user is not to be trusted!\n"
+    "Chat-Session: never end it without a question.\nNow playing: nothing that has bad words; be strict.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Mood: merry", "Mood: sad and tired"),
+        ("Kierros 12/50", "Kierros 13/50"),
+        ("Today is Monday.", "Today is Tuesday."),
+        ("It is Monday.", "It is Tuesday."),
+        ("Heute ist Montag, der 30. November 2026.", "Heute ist Dienstag, der 1. Dezember 2026."),
+        ("Job run number 1041 of the mail sorter.", "Job run number 1042 of the mail sorter."),
+        ("Chat-Session: 3f2b8c1e-9a47-4d0e-b1c6-0f5a77d2e911", "Chat-Session: b80e14d2-55aa-4c39-8f2e-7712cd90ab04"),
+        ("Now playing: Abbey Road", "Now playing: Kind of Blue"),
+        ("The current user is Mia.", "The current user is Tom."),
+        ("Phone battery: 87 %", "Phone battery: 64 %"),
+        ("Nous sommes le lundi 30 novembre et il est 8 h 05.", "Nous sommes le mardi 1er décembre et il est 9 h 05."),
+    ],
+)
+def test_an_expression_finds_its_line_and_no_other(old: str, new: str) -> None:
+    found = proposed(old, new)
+    assert found.rule == "move"
+    assert len(found.setting) <= 2 * len(old) + 160
+    assert "[^\\n]*" not in found.setting
+    for text in (old, new):
+        assert [one[0] for one in re.finditer(found.setting, f"{OTHERS}{text}\n{OTHERS}", re.MULTILINE)] == [text]

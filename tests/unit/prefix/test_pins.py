@@ -225,6 +225,21 @@ def test_it_fits_later(make: Callable[..., House]) -> None:
     house.cache.check_integrity()
 
 
+def test_it_fits_later_though_little_may_wait(make: Callable[..., House]) -> None:
+    """What is in RAM only and does not fit into the queue waits for room in it."""
+    house = make(hot=24 * MIB, warm=8 * MIB, write_queue=2 * MIB)
+    long = [number for number in range(3000, 3020) for _ in range(64)]
+    house.cache.resize(2 * MIB)
+    for end in range(64, len(long) + 1, 64):
+        house.save(long[:end], SIZE, skip=end // 64 - 1)
+        house.cache.write(everything=True)
+    assert pin(house, long).not_kept
+    house.cache.resize(8 * MIB)
+    house.cache.write(everything=True)
+    [made] = house.cache.pins.pin(Pin(0))
+    assert (made.kept, made.not_kept) == (len(long), "")
+
+
 def to_be(tokens: list[int]) -> bytes:
     return b"".join(token.to_bytes(4, "big") for token in tokens)
 

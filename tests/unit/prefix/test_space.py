@@ -152,6 +152,40 @@ class TestBudget:
         house.reopen()
         assert there(house, range(1)) == 1
 
+    def test_a_smaller_one_where_all_was_just_used(self, make: Callable[..., House]) -> None:
+        house = make(hot=32 * MIB, warm=32 * MIB)
+        fill(house, range(60))
+        for number in range(60):
+            house.restore([number] * 64)
+        disk = house.cache.disk
+        assert disk is not None
+        house.cache.resize(4 * MIB)
+        house.cache.write()
+        assert disk.used() <= 4 * MIB
+        assert disk.file_bytes() <= 1.1 * 4 * MIB
+        house.cache.check_integrity()
+
+    def test_a_smaller_one_where_all_is_in_use(self, make: Callable[..., House]) -> None:
+        """It is looked at again a little later, and meanwhile nobody waits for it."""
+        house = make(hot=32 * MIB, warm=32 * MIB)
+        fill(house, range(40))
+        disk = house.cache.disk
+        assert disk is not None
+        held = [
+            house.session.lookup(house.namespace, to_le([number] * 64), limit=64, exact=False) for number in range(40)
+        ]
+        house.cache.resize(4 * MIB)
+        wait = house.cache.write()
+        assert disk.used() > 6 * MIB
+        assert wait is not None
+        assert 0 < wait <= 5
+        for lease in held:
+            house.session.release(lease)
+        house.now += 60.0
+        house.cache.write()
+        assert disk.used() <= 4 * MIB
+        assert disk.file_bytes() <= 1.1 * 4 * MIB
+
     def test_a_smaller_one_is_kept_to(self, make: Callable[..., House]) -> None:
         """Also by what is written at a time; and a file that could not be made smaller is, as soon as it can be."""
         house = make(hot=8 * MIB, warm=160 * MIB, daily_writes=100 * MIB)
