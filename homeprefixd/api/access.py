@@ -25,7 +25,7 @@ KEYS: web.AppKey[KeyRing] = web.AppKey("keyring")
 _KEY: web.RequestKey[Key] = web.RequestKey("key")
 
 _OPEN = frozenset({"/", "/health", "/v1/health", "/openapi.json", "/api/version"})
-"""What tells nothing of models, prompts and people: monitors and clients look there before they have a key."""
+"""What tells a caller without a key nothing of models, prompts and people: monitors and clients look there first."""
 
 _HOW = "Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
 _BROWSER = 'Bearer, Basic realm="homeprefixd: any name, and an API key as the password", charset="UTF-8"'
@@ -36,6 +36,11 @@ _LONGEST_WAIT = 600  # s; of `Retry-After`
 def key_of(request: web.Request) -> Key | None:
     """Whose request it is; None where no keys are asked for."""
     return request.get(_KEY)
+
+
+def is_stranger(request: web.Request) -> bool:
+    """Did it come without a key where there are keys?"""
+    return bool(request.app[KEYS]) and key_of(request) is None
 
 
 def presented(request: web.Request) -> str:
@@ -113,10 +118,12 @@ class Gate:
         self._turnstiles: dict[str, Turnstile] = {}  # by name of key
 
     def identify(self, request: web.Request) -> Key | None:
-        """Raises UnauthorizedError, ForbiddenError. None: no key is needed here."""
-        if not self._keys or (request.path in _OPEN and request.method in ("GET", "HEAD")):
+        """Raises UnauthorizedError, ForbiddenError. None: no key is needed here, and none that is known was sent."""
+        if not self._keys:
             return None
         text = presented(request)
+        if request.path in _OPEN and request.method in ("GET", "HEAD"):
+            return self._keys.find(text) if text else None
         if not text:
             raise UnauthorizedError(f"This server asks for an API key. {_HOW}", code="missing_api_key")
         key = self._keys.find(text)

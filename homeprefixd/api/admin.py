@@ -45,6 +45,10 @@ class VerifyBody(msgspec.Struct):
     rate: Number = None
 
 
+class CompactBody(msgspec.Struct):
+    """Nothing is to be said."""
+
+
 def purge_request(body: PurgeBody) -> Purge:
     """Checked. Raises RequestError."""
     if body.all is False:
@@ -82,7 +86,8 @@ async def prefixes(request: web.Request) -> web.Response:
     found = await request.app[ADMIN].prefixes(int(text), request.query.get("model", ""))
     kept = request.app[RECORDS]
     shown = [{**msgspec.to_builtins(prefix), "app": _app(kept, prefix.request)} for prefix in found.prefixes]
-    return json_response({"prefixes": shown, "total": found.total})
+    total = found.total if shown or not request.query.get("model") else 0  # else it is that of all models
+    return json_response({"prefixes": shown, "total": total})
 
 
 def _app(kept: Records, rid: str) -> str:
@@ -115,7 +120,7 @@ async def verify(request: web.Request) -> web.Response:
 
 async def compact(request: web.Request) -> web.Response:
     """`POST /cache/compact`: give the disk back what the store's file does not need; the reply comes at the end."""
-    await read_body(request)
+    fields.decode(await read_body(request) or b"{}", CompactBody)
     done = await request.app[ADMIN].compact()
     return json_response({"before": done.before, "after": done.after})
 

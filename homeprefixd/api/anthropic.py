@@ -55,6 +55,7 @@ class Tool(msgspec.Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolChoice(msgspec.Struct):
@@ -208,7 +209,7 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     for index, tool in enumerate(tools or []):
         if tool.input_schema is None:
             raise unsupported(f"tools[{index}]", f"`tools[{index}]` ({(tool.type or tool.name)[:60]!r}) {_HOSTED}.")
-        found.append(conversation.function_tool(tool.name, tool.description, tool.input_schema))
+        found.append(conversation.function_tool(tool.name, tool.description, tool.input_schema, tool.strict))
     return found or None
 
 
@@ -247,7 +248,7 @@ def _constraint(body: PromptBody) -> Constraint | None:
 
 def request_of(body: MessagesBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
-    tools = _tools(body.tools)
+    tools, strict = conversation.without_strict(_tools(body.tools))
     limit = fields.whole("max_tokens", body.max_tokens, 1)
     generate = Generate(
         rid=rid,
@@ -263,6 +264,7 @@ def request_of(body: MessagesBody, rid: str, n_vocab: int | None) -> Generate:
         constraint=_constraint(body),
         tool_choice=_choice(body.tool_choice, tools),
         parallel_tool_calls=not (body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use),
+        strict_tools=strict,
     )
     conversation.check_call(generate)
     return generate
@@ -307,7 +309,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     backend = request.app[BACKEND]
     alias = backend.resolve(body.model)
     rid = f"ask-{request.app[IDENTITY].token()}"
-    tools, kwargs = _tools(body.tools), _template_kwargs(body)
+    tools, kwargs = conversation.without_strict(_tools(body.tools))[0], _template_kwargs(body)
     fields.check_plain("tools", tools)
     fields.check_plain("chat_template_kwargs", kwargs)
     asked = Generate(rid, messages_of(body), None, tools, kwargs, 1, [], Sampling(), False)

@@ -2,6 +2,8 @@
 
 `message_start`, then for each block `content_block_start`, deltas and `content_block_stop`, then `message_delta` with
 the reason and the figures, and `message_stop`.
+
+A call is sent once it is complete: the SDK makes `{}` of arguments that break off, which an agent would carry out.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import HomeprefixdError
-from ..frames.worker import Accepted, CallPiece, Delta, Finished, Progress, Timings
+from ..frames.worker import Accepted, Delta, Finished, Progress, Timings
 from ..models.backend import Event
 from .errors import encode
-from .replies import whole_calls
+from .replies import Call, whole_calls
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "max_tokens"}
 
@@ -70,7 +72,8 @@ class MessageWriter:
         self._started = False
         self._blocks = 0  # that were begun
         self._open = ""  # type of the block that is being written
-        self._call = -1  # index of the call that it is
+        self._call: Call | None = None  # whose pieces still come
+        self._arguments: list[str] = []  # these pieces
         self._thoughts = _digest()  # of the block that is being written
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, int], **stop: Any) -> dict[str, Any]:
@@ -109,7 +112,11 @@ class MessageWriter:
         return _event("message_start", message=message) + _event("ping")
 
     def _delta(self, delta: Delta) -> bytes:
-        data = b""
+        pieces = delta.calls
+        if pieces and self._call is not None and pieces[0].index == self._call.index:
+            first, *pieces = pieces  # text of the same delta comes after it
+            self._arguments.append(first.arguments)
+        data = self._completed() if delta.reasoning or delta.text or pieces else b""
         if delta.reasoning:
             data += self._block("thinking", {"thinking": "", "signature": ""})
             data += self._piece({"type": "thinking_delta", "thinking": delta.reasoning})
@@ -117,19 +124,25 @@ class MessageWriter:
         if delta.text:
             data += self._block("text", {"text": ""})
             data += self._piece({"type": "text_delta", "text": delta.text})
-        for piece in delta.calls:
-            data += self._call_piece(piece)
+        for piece in pieces:
+            data += self._completed()
+            self._call, self._arguments = Call(piece), [piece.arguments]
         return data
 
-    def _call_piece(self, piece: CallPiece) -> bytes:
-        data = b""
-        if self._open != "tool_use" or piece.index != self._call:
-            data += self._close()
-            self._call = piece.index
-            data += self._block("tool_use", {"id": piece.id, "name": piece.name, "input": {}})
-        if piece.arguments:
-            data += self._piece({"type": "input_json_delta", "partial_json": piece.arguments})
-        return data
+    def _completed(self) -> bytes:
+        """The block of the call whose pieces have all come; one that broke off is text, as in a whole reply."""
+        call, self._call = self._call, None
+        if call is None:
+            return b""
+        call.text = "".join(self._arguments)
+        data = self._close()
+        if call.arguments() is None:
+            data += self._block("text", {"text": ""})
+            return data + self._piece({"type": "text_delta", "text": call.written}) + self._close()
+        data += self._block("tool_use", {"id": call.id, "name": call.name, "input": {}})
+        for part in filter(None, self._arguments):
+            data += self._piece({"type": "input_json_delta", "partial_json": part})
+        return data + self._close()
 
     def _block(self, kind: str, empty: dict[str, Any]) -> bytes:
         """Begin a block of this kind, unless one is open."""
@@ -155,7 +168,8 @@ class MessageWriter:
 
     def _end(self, finished: Finished) -> bytes:
         return (
-            self._close()
+            self._completed()
+            + self._close()
             + _event("message_delta", delta=_stop(finished), usage=_usage(finished.timings))
             + _event("message_stop")
         )
@@ -183,7 +197,4 @@ class MessageWriter:
             else:
                 content.append({"type": "text", "text": call.written})
         content = content or [{"type": "text", "text": ""}]
-        stop = _stop(finished)
-        if finished.reason == "tool_calls" and finished.calls and all(block["type"] != "tool_use" for block in content):
-            stop["stop_reason"] = _REASONS["stop"]  # else readers wait for calls
-        return self._message(content, _usage(finished.timings), **stop)
+        return self._message(content, _usage(finished.timings), **_stop(finished))

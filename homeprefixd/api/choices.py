@@ -26,6 +26,7 @@ def _usage(finished: Sequence[Finished], per_prompt: int) -> dict[str, Any]:
     total["total_tokens"] = total["prompt_tokens"] + total["completion_tokens"]
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in prompts)
     total["prompt_tokens_details"] = {"cached_tokens": cached}
+    total["completion_tokens_details"] = {"reasoning_tokens": sum(end.timings.thought_n for end in finished)}
     return total
 
 

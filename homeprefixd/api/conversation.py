@@ -21,14 +21,32 @@ def joined(texts: Sequence[str]) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """A tool as templates know it, its keys in the order in which OpenAI's clients write them."""
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None = None
+) -> dict[str, Any]:
+    """A tool in OpenAI's form, its keys in the order in which OpenAI's clients write them."""
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description
     if parameters is not None:
         function["parameters"] = parameters
+    if strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
+
+
+def without_strict(tools: Sequence[dict[str, Any]] | None) -> tuple[list[dict[str, Any]] | None, list[str]]:
+    """Tools in OpenAI's form as templates see them, and the names of the `strict` ones: how closely calls are kept to
+    their schemas is no part of a prompt."""
+    found, strict = [], []
+    for tool in tools or []:
+        function = tool["function"]
+        if function.get("strict"):
+            strict.append(str(function["name"]))
+        if "strict" in function:
+            tool = {**tool, "function": {key: value for key, value in function.items() if key != "strict"}}
+        found.append(tool)
+    return found or None, strict
 
 
 def tool_call(ident: str | None, name: str, arguments: Any) -> dict[str, Any]:
@@ -80,6 +98,8 @@ def allowed_tools(
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind in hosted:
             continue
+        if kind == "custom" and tool.get("name") in tool_names(tools):
+            kind = "function"  # as which it is offered
         if isinstance(kind, str) and kind != "function":
             raise RequestError(
                 f"`{where}.tools[{index}]` is of type {kind[:40]!r}, and no such tool is among `tools`.",
@@ -101,10 +121,13 @@ def allowed_tools(
     return mode, list(dict.fromkeys(names))
 
 
-def schema_constraint(schema: dict[str, Any], param: str) -> Constraint:
-    """A reply that must fit a JSON schema. Raises RequestError."""
-    fields.check_plain(param, schema)
-    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+def schema_constraint(schema: Any, where: str, param: str = "") -> Constraint:
+    """A reply that must fit a JSON schema, which stands at `where`. `param`: the field to blame for what cannot be
+    enforced, "" for the same. Raises RequestError."""
+    if not isinstance(schema, dict):
+        raise RequestError(f"`{where}` must be object.", param=where, code="wrong_type")
+    fields.check_plain(where, schema)
+    return Constraint("json_schema", msgspec.json.encode(schema).decode(), param or where)
 
 
 def unsupported(param: str, message: str) -> RequestError:
@@ -117,9 +140,21 @@ def missing(param: str) -> RequestError:
 
 
 def check_call(generate: Generate) -> None:
-    """Refuse what could not reach the worker. Raises RequestError."""
+    """Refuse what could not reach the worker or be done there. Raises RequestError."""
+    check_form(generate)
     fields.check_plain("tools", generate.tools)
     for index, message in enumerate(generate.messages or []):
         if message.tool_calls:
             fields.check_plain(f"messages[{index}]", message.tool_calls)
     fields.check_plain("chat_template_kwargs", generate.template_kwargs)
+
+
+def check_form(generate: Generate) -> None:
+    """Refuse what no reply can be at once. Raises RequestError."""
+    form = generate.constraint
+    if form is not None and form.kind == "grammar" and generate.tool_choice not in ("auto", "none"):
+        raise RequestError(
+            "`grammar` and a `tool_choice` that asks for a call exclude each other: send one of them.",
+            param="grammar",
+            code="conflict",
+        )

@@ -17,10 +17,11 @@ from . import fields
 from . import reply_shapes as shape
 from .content_parts import check_ids, checked_content
 from .errors import json_response, read_body
-from .keys import BACKEND, IDENTITY
+from .keys import BACKEND, IDENTITY, RECORDS
 from .models import base_of
 from .openai import ChatBody, chat_request, vocabulary
 from .operation import Operation, both
+from .records import Record
 
 
 class TokenizeBody(msgspec.Struct):
@@ -126,7 +127,9 @@ async def props(request: web.Request) -> web.Response:
 
 
 async def slots(request: web.Request) -> web.Response:
-    """`GET /slots`: which of the model's places for running requests are taken. With `fail_on_no_slot`: 503 if all."""
+    """`GET /slots`: the model's places for running requests, how far each is. With `fail_on_no_slot`: 503 if all are
+    taken.
+    """
     backend = request.app[BACKEND]
     alias = backend.resolve(request.query.get("model"))
     info = _info(request, alias)
@@ -135,12 +138,31 @@ async def slots(request: web.Request) -> web.Response:
     running = next((int(worker["requests"]) for worker in workers if worker["alias"] == base), 0)
     if running >= info.parallel and request.query.get("fail_on_no_slot"):
         raise UnavailableError("no slot available", retry_after=1)
+    records = request.app[RECORDS].running.values()
+    taken = [one for one in records if one.state != "queued" and base_of(backend, one.model) == base]
     return json_response(
         [
-            {"id": number, "n_ctx": info.n_ctx, "speculative": False, "is_processing": number < running}
+            {
+                "id": number,
+                "n_ctx": info.n_ctx,
+                "speculative": False,
+                "is_processing": number < running,
+                **(_sequence(taken[number]) if number < min(running, len(taken)) else {}),
+            }
             for number in range(info.parallel)
         ]
     )
+
+
+def _sequence(record: Record) -> dict[str, Any]:
+    """How far it is, in tokens; who asked and what is not told. `request`, our own: the id of its reply."""
+    return {
+        "request": record.id,
+        "n_prompt_tokens": record.prompt,
+        "n_prompt_tokens_processed": max(0, record.done - record.reused),
+        "n_prompt_tokens_cache": record.reused,
+        "next_token": [{"has_next_token": True, "n_decoded": record.generated, "n_remain": -1}],
+    }
 
 
 async def lora_adapters(request: web.Request) -> web.Response:

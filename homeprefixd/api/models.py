@@ -13,11 +13,12 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
-from ..errors import UnavailableError
+from ..errors import RequestError, UnavailableError
 from ..last_loads import LastLoad, described
 from ..models.backend import Backend, KnownModel
 from . import fields, page
 from . import reply_shapes as shape
+from .access import is_stranger
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, LAST_LOADS
@@ -57,6 +58,13 @@ def _model(known: KnownModel) -> dict[str, Any]:
             "size": info.size,
         }
     return shown
+
+
+def _named(body: ModelBody) -> str:
+    """Raises RequestError."""
+    if not body.model:
+        raise RequestError("`model` must not be empty.", param="model")
+    return body.model
 
 
 def _details(known: KnownModel, last: LastLoad | None = None) -> dict[str, Any]:
@@ -110,22 +118,34 @@ async def model(request: web.Request) -> web.Response:
 
 
 async def details(request: web.Request) -> web.Response:
-    """`GET /models/details`: all models, with what is known of each: path, memory, namespace.
+    """`GET /models/details`: all models, with what is known of each: path, memory, namespace, and
+    its names with an adapter.
 
     Of one that is not loaded, as it was loaded last; `as_of` says when that was (Unix time), else it is null.
     """
-    found = [known for known in request.app[BACKEND].known() if not known.of]
+    every = request.app[BACKEND].known()
+    found = [known for known in every if not known.of]
     loads = request.app.get(LAST_LOADS)
     unloaded = [(known.alias, Path(known.path)) for known in found if known.info is None]
     last = await asyncio.to_thread(loads.recall, unloaded) if loads is not None and unloaded else {}
-    return json_response({"models": [_details(known, last.get(known.alias)) for known in found]})
+    return json_response(
+        {
+            "models": [
+                {
+                    **_details(known, last.get(known.alias)),
+                    "with_adapters": [one.alias for one in every if one.of == known.alias],
+                }
+                for known in found
+            ]
+        }
+    )
 
 
 async def load(request: web.Request) -> web.Response:
     """`POST /models/load`: load a model; the reply comes when it is loaded, at once if it is already."""
     body = fields.decode(await read_body(request), ModelBody)
     keep_alive = fields.number("keep_alive", body.keep_alive, -MAX_KEEP_ALIVE, MAX_KEEP_ALIVE)
-    await request.app[BACKEND].load(body.model, keep_alive)
+    await request.app[BACKEND].load(_named(body), keep_alive)
     known = next((k for k in request.app[BACKEND].known() if k.alias == body.model), None)
     return json_response({"success": True, **({"model": _details(known)} if known is not None else {})})
 
@@ -133,7 +153,7 @@ async def load(request: web.Request) -> web.Response:
 async def unload(request: web.Request) -> web.Response:
     """`POST /models/unload`. `unloaded` is false where requests run: it goes when the last of them ends."""
     body = fields.decode(await read_body(request), ModelBody)
-    return json_response({"success": True, "unloaded": await request.app[BACKEND].unload(body.model)})
+    return json_response({"success": True, "unloaded": await request.app[BACKEND].unload(_named(body))})
 
 
 def _reason(status: dict[str, Any]) -> str:
@@ -149,7 +169,10 @@ async def health(request: web.Request) -> web.Response:
     """`GET /health`: 200 when requests are served (or none ever will be, without a model), else 503."""
     status = request.app[BACKEND].status()
     state, message = status.get("state"), _reason(status)
-    if not request.app[GUARD].is_known_to_clients(request):  # what others ask for is not for a stranger's page
+    if is_stranger(request):  # a reason may name files
+        message = message if state == "loading" else str(state)
+        status = {}
+    elif not request.app[GUARD].is_known_to_clients(request):  # what others ask for is not for a stranger's page
         status = {name: status[name] for name in ("progress", "reason") if name in status}
     if state in ("ok", "no model"):
         return json_response({**status, "status": state, "version": __version__})

@@ -20,7 +20,7 @@ from .conversation import unsupported
 from .errors import json_response, read_body
 from .fields import Number, SamplingFields
 from .keys import BACKEND, CONFIG, IDENTITY
-from .ollama_fields import keep_alive_seconds
+from .ollama_fields import permitted_keep_alive
 from .ollama_models import resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
@@ -115,10 +115,6 @@ class CommonBody(msgspec.Struct, kw_only=True):
             )
         return {"enable_thinking": True, "reasoning_effort": self.think}
 
-    def seconds(self) -> float | None:
-        """See `keep_alive_seconds`."""
-        return keep_alive_seconds(self.keep_alive)
-
     def request(
         self,
         rid: str,
@@ -130,6 +126,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
         suffix: str | None = None,
     ) -> Generate:
         """What the worker takes, checked; one of `messages` and `prompt` is given. Raises RequestError."""
+        tools, strict = conversation.without_strict(tools)
         generate = Generate(
             rid=rid,
             messages=messages,
@@ -143,6 +140,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
             constraint=self.constraint(),
             suffix=suffix,
             logprobs=fields.logprobs(self.logprobs, self.top_logprobs),
+            strict_tools=strict,
         )
         conversation.check_call(generate)
         return generate
@@ -269,7 +267,7 @@ def error_form(error: HomeprefixdError) -> dict[str, Any]:
 async def _load(request: web.Request, alias: str, body: CommonBody, writer: LineWriter) -> web.Response:
     """No prompt: only see to it that the model is loaded (`keep_alive` 0: that it is not). Not for strangers' pages."""
     request.app[GUARD].check_client(request)
-    backend, seconds = request.app[BACKEND], body.seconds()
+    backend, seconds = request.app[BACKEND], permitted_keep_alive(request, body.keep_alive, prompt=False)
     if seconds == 0:
         await backend.unload(alias)
         return json_response(writer.without_prompt("unload"))
@@ -302,8 +300,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
 async def _answer(
     request: web.Request, wanted: Generate, alias: str, body: CommonBody, writer: LineWriter
 ) -> web.StreamResponse:
-    backend, seconds = request.app[BACKEND], body.seconds()
-    if seconds is not None:  # how long a model stays is not for pages of strangers to say
+    backend, seconds = request.app[BACKEND], permitted_keep_alive(request, body.keep_alive, prompt=True)
+    if body.keep_alive is not None:  # how long a model stays is not for pages of strangers to say
         request.app[GUARD].check_client(request)
     wanted = with_standing(request, wanted, None)
     lines = LineStream(request, request.app[CONFIG].keep_alive) if wanted.stream else None

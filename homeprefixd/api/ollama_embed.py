@@ -16,7 +16,7 @@ from .embeddings import MAX_DIMENSIONS, check_size, floats
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, IDENTITY
-from .ollama_fields import keep_alive_seconds
+from .ollama_fields import permitted_keep_alive
 from .ollama_models import resolve
 from .operation import Operation
 from .origin import GUARD
@@ -44,9 +44,9 @@ class EmbeddingsBody(msgspec.Struct):
 
 async def _kept(request: web.Request, alias: str, keep_alive: Number | str, given: object) -> float | None:
     """See to it that the model is loaded for so long; the seconds. Only `given` texts are for any page to send."""
-    seconds = keep_alive_seconds(keep_alive)
-    if seconds is not None or not given:
+    if keep_alive is not None or not given:
         request.app[GUARD].check_client(request)
+    seconds = permitted_keep_alive(request, keep_alive, prompt=bool(given))
     if seconds:
         await request.app[BACKEND].load(alias, seconds)
     return seconds

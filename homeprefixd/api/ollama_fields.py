@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-from ..errors import RequestError
+from aiohttp import web
+
+from ..errors import ForbiddenError, RequestError
+from .access import key_of
 from .fields import Number
 
 MAX_KEEP_ALIVE = 1e9  # s
@@ -34,3 +37,22 @@ def keep_alive_seconds(given: Number | str) -> float | None:
                 param="keep_alive",
             )
     return -1.0 if given < 0 else min(float(given), MAX_KEEP_ALIVE)
+
+
+def permitted_keep_alive(request: web.Request, given: Number | str, *, prompt: bool) -> float | None:
+    """As `keep_alive_seconds`, for whoever asks: how long a model stays is for administrators to say.
+
+    Clients send it along with each request, so that without `admin` it is only not heeded; but a request that has no
+    `prompt` and asks for nothing else is refused. Raises RequestError, ForbiddenError.
+    """
+    seconds = keep_alive_seconds(given)
+    key = key_of(request)
+    if seconds is None or key is None or key.admin:
+        return seconds
+    if not prompt and seconds <= 0:
+        raise ForbiddenError(
+            f"The key {key.name!r} may not {'pin' if seconds else 'unload'} a model: it needs `admin = true` in the"
+            " server's file of keys.",
+            code="not_admin",
+        )
+    return None

@@ -11,7 +11,7 @@ from ..frames.worker import CallPiece, Delta, Finished, Timings, TokenLogprob
 from ..models.backend import Event
 from .errors import encode
 from .openai_reply import token_objects
-from .replies import Call, whole_calls
+from .replies import Call, settled
 
 _REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "cancelled": "length"}
 
@@ -113,9 +113,7 @@ class LineWriter:
         return {"done": True, "done_reason": _REASONS[finished.reason], **figures(finished.timings)}
 
     def whole(self, finished: Finished) -> dict[str, Any]:
-        calls = whole_calls(finished.calls)
-        good = [call for call in calls if call.arguments() is not None]
-        text = "\n".join([*filter(None, [finished.text]), *(call.written for call in calls if call not in good)])
+        good, text = settled(finished)
         line = self._line(text, finished.reasoning, good, finished.logprobs)
         return {**line, **self._end(finished)}
 

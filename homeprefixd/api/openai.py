@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ..errors import RequestError
 from ..frames.worker import Constraint, Detokenize, Generate, Message
-from . import fields
+from . import conversation, fields
 from . import reply_shapes as shape
 from .choices import respond_choices
 from .errors import read_body
@@ -126,14 +126,15 @@ class CommonBody(SamplingFields, kw_only=True):
         if self.grammar:
             found.append(("grammar", Constraint("grammar", self.grammar)))
         if self.json_schema is not None:
-            found.append(("json_schema", _schema("json_schema", self.json_schema)))
+            found.append(("json_schema", conversation.schema_constraint(self.json_schema, "json_schema")))
         form = self.response_format
         if form is not None and form.type != "text":
             where = "response_format"
             if form.type == "json_schema" and form.json_schema is not None:
-                found.append((where, _schema(f"{where}.json_schema.schema", form.json_schema.schema)))
+                schema, at = form.json_schema.schema, f"{where}.json_schema.schema"
+                found.append((where, conversation.schema_constraint(schema, at, where)))
             elif form.type in ("json_schema", "json_object") and form.schema is not None:
-                found.append((where, _schema(f"{where}.schema", form.schema)))
+                found.append((where, conversation.schema_constraint(form.schema, f"{where}.schema", where)))
             elif form.type == "json_object":
                 found.append((where, Constraint("json_object")))
             elif form.type == "json_schema":
@@ -227,14 +228,6 @@ def _unsupported(param: str, message: str) -> RequestError:
     return RequestError(message, param=param, code="unsupported_value")
 
 
-def _schema(where: str, schema: Any) -> Constraint:
-    """A JSON schema, checked to be one by its form. Raises RequestError."""
-    if not isinstance(schema, dict):
-        raise RequestError(f"`{where}` must be object.", param=where, code="wrong_type")
-    fields.check_plain(where, schema)
-    return Constraint("json_schema", msgspec.json.encode(schema).decode())
-
-
 # ---------------------------------------------------------------------------------------------------- chat
 
 
@@ -301,7 +294,8 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     if not body.messages:
         raise RequestError("`messages` must not be empty.", param="messages", code="out_of_range")
     check_tools(body.tools, body.functions)
-    choice, allowed = tool_choice(body.tool_choice, body.tools)
+    tools, strict = conversation.without_strict(body.tools)
+    choice, allowed = tool_choice(body.tool_choice, tools)
     kwargs = dict(body.chat_template_kwargs or {})
     fields.check_plain("chat_template_kwargs", kwargs)
     if body.reasoning_effort:
@@ -309,11 +303,11 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     for name in ("add_generation_prompt", "continue_final_message"):
         if (value := getattr(body, name)) is not None:
             kwargs[name] = value
-    return Generate(
+    generate = Generate(
         rid=rid,
         messages=[_message(index, message) for index, message in enumerate(body.messages)],
         prompt=None,
-        tools=body.tools or None,
+        tools=tools,
         template_kwargs=kwargs,
         max_tokens=body.limit(),
         stop=fields.stop_strings(body.stop),
@@ -327,7 +321,10 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
         logprobs=fields.logprobs(body.logprobs, body.top_logprobs),
         lora=fields.lora(body.lora),
         allowed_tools=allowed,
+        strict_tools=strict,
     )
+    conversation.check_form(generate)
+    return generate
 
 
 # ---------------------------------------------------------------------------------------------------- completions

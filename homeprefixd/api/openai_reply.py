@@ -16,6 +16,7 @@ from ..errors import HomeprefixdError
 from ..frames.worker import Accepted, CallPiece, Delta, Finished, Progress, Timings, TokenLogprob
 from ..models.backend import Event, Generation
 from .errors import INTERNAL, encode, error_object, is_gone, json_response
+from .replies import settled
 from .sse import DONE, EventStream
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ def usage_object(timings: Timings) -> dict[str, Any]:
         "completion_tokens": timings.predicted_n,
         "total_tokens": timings.total_prompt_n + timings.predicted_n,
         "prompt_tokens_details": {"cached_tokens": timings.cache_n},
+        "completion_tokens_details": {"reasoning_tokens": timings.thought_n},
     }
 
 
@@ -60,6 +62,11 @@ def timings_object(timings: Timings) -> dict[str, Any]:
 def finish_reason(finished: Finished) -> str:
     """A reply that was cut short by a stop of the server is one that was cut short."""
     return finished.reason if finished.reason in ("stop", "tool_calls") else "length"
+
+
+def told_reason(finished: Finished) -> str:
+    """At the end of a stream, as whose last word a client takes it: were all its calls complete?"""
+    return "stop" if finished.broken and finished.reason == "tool_calls" else finish_reason(finished)
 
 
 def call_object(piece: CallPiece) -> dict[str, Any]:
@@ -143,7 +150,7 @@ class ReplyWriter:
 
     def final(self, finished: Finished) -> bytes:
         """The chunk with the reason, which is the last of this choice."""
-        return self.chunk([self.empty_choice(finish_reason(finished))], timings=timings_object(finished.timings))
+        return self.chunk([self.empty_choice(told_reason(finished))], timings=timings_object(finished.timings))
 
     def end(self, usage: dict[str, Any] | None, timings: Timings) -> bytes:
         """What ends the stream: the chunk with the usage where it was asked for, and the mark of the end."""
@@ -212,13 +219,16 @@ class ChatWriter(ReplyWriter):
         return {"message": {"role": "assistant", "content": text}}
 
     def whole_choice(self, finished: Finished) -> dict[str, Any]:
+        """A call that broke off is text: nobody shall carry it out."""
         choice = super().whole_choice(finished)
         message = choice["message"]
         if finished.reasoning:
             message["reasoning_content"] = finished.reasoning
         if finished.calls:
-            message["content"] = finished.text or None
-            message["tool_calls"] = [call_object(piece) for piece in finished.calls]
+            calls, text = settled(finished)
+            message["content"] = text or None
+            if calls:
+                message["tool_calls"] = [call_object(CallPiece(0, call.text, call.id, call.name)) for call in calls]
         return choice
 
     def logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:

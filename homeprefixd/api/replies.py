@@ -119,7 +119,7 @@ class Call:
     def arguments(self) -> dict[str, Any] | None:
         """As an object; None where they are none, as in a call that was cut short."""
         try:
-            value = json.loads(self.text or "{}")
+            value = json.loads(self.text)
         except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
@@ -128,6 +128,14 @@ class Call:
     def written(self) -> str:
         """As text: what is left to tell of one whose arguments are no object."""
         return self.name + self.text
+
+
+def settled(finished: Finished) -> tuple[list[Call], str]:
+    """Of a whole reply: the calls that can be carried out, and its text, to which the others belong."""
+    calls = whole_calls(finished.calls)
+    good = [call for call in calls if call.arguments() is not None]
+    texts = [finished.text, *(call.written for call in calls if call not in good)]
+    return good, "\n".join(filter(None, texts))
 
 
 def whole_calls(pieces: Sequence[CallPiece]) -> list[Call]:

@@ -26,8 +26,20 @@ from .standing import with_standing
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
 
-_HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell")
-"""Beginnings of types of tools that OpenAI runs. A model that is not told of them answers without."""
+_HOSTED = (
+    "web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell",
+    "apply_patch", "tool_search",
+)  # fmt: skip
+"""Beginnings of types of tools that OpenAI runs or has its own words for, and of the items that came of them. A model
+that is told of neither answers without."""
+
+_FREE = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""Parameters of a `custom` tool, which takes a text."""
 
 _STORED = "Nothing is stored here: send the earlier items of the conversation in `input`."
 
@@ -65,7 +77,8 @@ class Item(msgspec.Struct):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
+    output: str | list[dict[str, Any]] | dict[str, Any] | None = None
+    input: str | None = None
     summary: list[Part] | None = None
 
 
@@ -75,10 +88,11 @@ class Tool(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: Any = None  # of the text that a `custom` one takes: for the reader, it is not enforced
 
 
 class NamedTool(msgspec.Struct):
-    """What `tool_choice` asks for: a function, or with `mode` those of `tools` that are allowed."""
+    """What `tool_choice` asks for: a function or custom tool, or with `mode` those of `tools` that are allowed."""
 
     type: str
     name: str | None = None
@@ -147,6 +161,14 @@ def _text(where: str, content: str | list[Part] | None) -> str:
         else:
             texts.append(part.text)
     return joined(texts) or ""
+
+
+def _output(where: str, given: Any) -> str:
+    """What came of a call, which of other tools' calls may be anything. Raises RequestError."""
+    try:
+        return _text(where, msgspec.convert(given, str | list[Part] | None))
+    except msgspec.ValidationError as error:
+        raise RequestError(f"`{where}` must be a text or a list of parts.", param=where, code="wrong_type") from error
 
 
 class _Turns:
@@ -227,16 +249,25 @@ def messages_of(body: ResponsesBody) -> list[Message]:
                 if item.name is None:
                     raise missing(f"{where}.name")
                 turns.call(conversation.tool_call(item.call_id, item.name, item.arguments or ""))
-            case "function_call_output":
+            case "custom_tool_call":
+                if item.name is None:
+                    raise missing(f"{where}.name")
+                written = msgspec.json.encode({"input": item.input or ""}).decode()
+                turns.call(conversation.tool_call(item.call_id, item.name, written))
+            case "function_call_output" | "custom_tool_call_output":
                 if item.call_id is None:
                     raise missing(f"{where}.call_id")
-                turns.add(Message("tool", _text(f"{where}.output", item.output), tool_call_id=item.call_id))
+                turns.add(Message("tool", _output(f"{where}.output", item.output), tool_call_id=item.call_id))
             case "item_reference":
                 raise unsupported(f"{where}.type", f"`{where}` refers to an item that was stored. {_STORED}")
+            case kind if kind.startswith(_HOSTED):
+                continue
             case _:
                 raise unsupported(
                     f"{where}.type", f"`{where}`: items of type {item.type[:40]!r} are not supported here."
                 )
+    if not turns.messages:
+        raise RequestError("`input` has nothing that a model here is told of.", param="input", code="out_of_range")
     return turns.messages
 
 
@@ -246,15 +277,23 @@ def messages_of(body: ResponsesBody) -> list[Message]:
 def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     found = []
     for index, tool in enumerate(tools or []):
-        if tool.type == "function":
+        if tool.type in ("function", "custom"):
             if tool.name is None:
                 raise missing(f"tools[{index}].name")
-            found.append(conversation.function_tool(tool.name, tool.description, tool.parameters))
+            if tool.type == "custom":
+                found.append(conversation.function_tool(tool.name, tool.description, _FREE, True))
+                continue
+            found.append(conversation.function_tool(tool.name, tool.description, tool.parameters, tool.strict))
         elif not tool.type.startswith(_HOSTED):
             raise unsupported(
                 f"tools[{index}].type", f"`tools[{index}]`: tools of type {tool.type[:40]!r} are not supported here."
             )
     return found or None
+
+
+def custom_tools(body: ResponsesBody) -> frozenset[str]:
+    """Names of the tools that take a text. To the model they are functions with one parameter."""
+    return frozenset(tool.name or "" for tool in body.tools or [] if tool.type == "custom")
 
 
 def _choice(
@@ -273,7 +312,7 @@ def _choice(
         return conversation.checked_choice(choice, tools), None
     if choice.type == "allowed_tools":
         return conversation.allowed_tools(_plain(choice), tools, hosted)
-    if choice.type != "function":
+    if choice.type not in ("function", "custom"):
         raise unsupported("tool_choice.type", f"`tool_choice` of type {choice.type[:40]!r} is not supported here.")
     if choice.name is None:
         raise missing("tool_choice.name")
@@ -309,8 +348,9 @@ def _check_unsupported(body: ResponsesBody) -> None:
 def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     _check_unsupported(body)
-    tools = _tools(body.tools)
-    choice, allowed = _choice(body.tool_choice, tools, {tool.type for tool in body.tools or []} - {"function"})
+    tools, strict = conversation.without_strict(_tools(body.tools))
+    hosted = {tool.type for tool in body.tools or []} - {"function", "custom"}
+    choice, allowed = _choice(body.tool_choice, tools, hosted)
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning is not None and body.reasoning.effort:
         kwargs.setdefault("reasoning_effort", body.reasoning.effort)
@@ -330,6 +370,7 @@ def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         allowed_tools=allowed,
+        strict_tools=strict,
     )
     conversation.check_call(generate)
     return generate
@@ -378,7 +419,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     identity = request.app[IDENTITY]
     token = identity.token()
     generate = with_standing(request, request_of(body, f"resp_{token}", vocabulary(request, alias)), body.service_tier)
-    writer = ResponseWriter(token, alias, int(identity.clock()), echo(body))
+    writer = ResponseWriter(token, alias, int(identity.clock()), echo(body), custom_tools(body))
     events = EventStream(request, request.app[CONFIG].keep_alive) if generate.stream else None
     return await respond(request, backend.generate(alias, generate), writer, events)
 

@@ -12,7 +12,7 @@ from ..errors import HomeprefixdError
 from ..frames.worker import Accepted, CallPiece, Delta, Finished, Timings
 from ..models.backend import Event
 from .errors import encode
-from .replies import Call, whole_calls
+from .replies import Call, settled
 
 
 def usage_object(timings: Timings) -> dict[str, Any]:
@@ -21,9 +21,18 @@ def usage_object(timings: Timings) -> dict[str, Any]:
         "input_tokens": timings.total_prompt_n,
         "input_tokens_details": {"cached_tokens": timings.cache_n},
         "output_tokens": timings.predicted_n,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": timings.thought_n},
         "total_tokens": timings.total_prompt_n + timings.predicted_n,
     }
+
+
+_CUT = "max_output_tokens"
+_BROKEN = "incomplete_tool_call"
+"""`incomplete_details.reason`; OpenAI has no word for a model that ends its reply within a call."""
+
+
+def _is_cut(finished: Finished) -> bool:
+    return finished.reason in ("length", "cancelled")
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -42,6 +51,17 @@ class _Item:
         self.id = ident
         self.call = call
         self.text = ""
+        self.status = "completed"  # at its end
+
+    @property
+    def is_broken(self) -> bool:
+        """A call that cannot be carried out, since it broke off?"""
+        return self.call is not None and self.status == "incomplete"
+
+    def end(self, cut: bool) -> None:
+        """Nothing more comes, of the reply neither if that was `cut`. A call is complete if its arguments are."""
+        incomplete = cut if self.call is None else self.call.arguments() is None
+        self.status = "incomplete" if incomplete else "completed"
 
     def shown(self, status: str) -> dict[str, Any]:
         """As it stands in the output; without its text while `status` is in_progress."""
@@ -77,15 +97,41 @@ class _FunctionCall(_Item):
         }
 
 
-class ResponseWriter:
-    """Implements `replies.Writer`. `token` makes all ids of this response; `echo`: what it repeats of the request."""
+class _CustomCall(_Item):
+    @property
+    def input(self) -> str:
+        """The text that the tool takes; where it broke off, what was written."""
+        if self.call is None:
+            return ""
+        text = (self.call.arguments() or {}).get("input")
+        return text if isinstance(text, str) else self.call.text
 
-    def __init__(self, token: str, model: str, created: int, echo: dict[str, Any]) -> None:
+    def shown(self, status: str) -> dict[str, Any]:
+        call = self.call
+        return {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": call.id if call else "",
+            "name": call.name if call else "",
+            "input": "" if status == "in_progress" else self.input,
+        }
+
+
+class ResponseWriter:
+    """Implements `replies.Writer`. `token` makes all ids of this response; `echo`: what it repeats of the request.
+    `custom`: names of the tools that take a text, which is sent once it is complete.
+    """
+
+    def __init__(
+        self, token: str, model: str, created: int, echo: dict[str, Any], custom: frozenset[str] = frozenset()
+    ) -> None:
         self.rid = f"resp_{token}"
         self._token = token
         self._model = model
         self._created = created
         self._echo = echo
+        self._custom = custom
         self._number = 0  # of the next event
         self._items: list[_Item] = []
         self._open: _Item | None = None  # that is being written: the last one
@@ -107,15 +153,11 @@ class ResponseWriter:
 
     def _ended(self, finished: Finished) -> dict[str, Any]:
         """The whole response at its end."""
-        cut = finished.reason in ("length", "cancelled")
-        status = "incomplete" if cut else "completed"
-        output = [item.shown("completed") for item in self._items]
-        if cut and output:
-            output[-1]["status"] = "incomplete"
+        reason = _CUT if _is_cut(finished) else _BROKEN if any(item.is_broken for item in self._items) else None
         return self._response(
-            status,
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            output=output,
+            "incomplete" if reason else "completed",
+            incomplete_details={"reason": reason} if reason else None,
+            output=[item.shown(item.status) for item in self._items],
             usage=usage_object(finished.timings),
         )
 
@@ -124,6 +166,11 @@ class ResponseWriter:
         item = kind(index, f"{prefix}_{self._token}_{index}", call)
         self._items.append(item)
         return item
+
+    def _new_call(self, call: Call) -> _Item:
+        return (
+            self._new(_CustomCall, "ctc", call) if call.name in self._custom else self._new(_FunctionCall, "fc", call)
+        )
 
     # ------------------------------------------------------------------------------------------------- streamed
 
@@ -142,21 +189,25 @@ class ResponseWriter:
             case Delta():
                 return self._delta(event)
             case Finished():
-                data = self._close()
+                data = self._close(_is_cut(event))
                 response = self._ended(event)
                 return data + self._event(f"response.{response['status']}", response=response)
             case _:
                 return b""
 
     def _delta(self, delta: Delta) -> bytes:
-        data = b""
+        data, pieces = b"", delta.calls
+        call = self._open.call if self._open is not None else None
+        if pieces and call is not None and call.index == pieces[0].index:
+            data = self._call_piece(pieces[0])  # text of the same delta comes after it
+            pieces = pieces[1:]
         if delta.reasoning:
             data += self._begin(_Thought, "rs", _thought_part(""))
             data += self._piece("response.reasoning_text.delta", delta.reasoning)
         if delta.text:
             data += self._begin(_Message, "msg", _text_part(""))
             data += self._piece("response.output_text.delta", delta.text, logprobs=[])
-        for piece in delta.calls:
+        for piece in pieces:
             data += self._call_piece(piece)
         return data
 
@@ -179,25 +230,34 @@ class ResponseWriter:
         data = b""
         if item is None or item.call is None or item.call.index != piece.index:
             data = self._close()
-            self._open = item = self._new(_FunctionCall, "fc", Call(piece))
+            self._open = item = self._new_call(Call(piece))
             data += self._event("response.output_item.added", output_index=item.index, item=item.shown("in_progress"))
         elif item.call is not None:
             item.call.add(piece)
-        if piece.arguments:
+        if piece.arguments and not isinstance(item, _CustomCall):
             kind = "response.function_call_arguments.delta"
             data += self._event(kind, **item.place(), delta=piece.arguments)
         return data
 
-    def _close(self) -> bytes:
-        """The end of the item that is open."""
+    def _close(self, cut: bool = False) -> bytes:
+        """The end of the item that is open. The arguments of a call that broke off are never done."""
         item, self._open = self._open, None
         if item is None:
             return b""
         place = item.place()
-        done = item.shown("completed")
-        if item.call is not None:
+        item.end(cut)
+        done = item.shown(item.status)
+        if isinstance(item, _CustomCall):
+            kind, text = "response.custom_tool_call_input", item.input
+            data = b""
+            if not item.is_broken:
+                data = self._event(f"{kind}.delta", **place, delta=text) + self._event(
+                    f"{kind}.done", **place, input=text
+                )
+        elif item.call is not None:
             kind = "response.function_call_arguments.done"
-            data = self._event(kind, **place, name=item.call.name, arguments=item.call.text)
+            told = {"name": item.call.name, "arguments": item.call.text}
+            data = b"" if item.is_broken else self._event(kind, **place, **told)
         elif isinstance(item, _Thought):
             data = self._event("response.reasoning_text.done", **place, content_index=0, text=item.text)
         else:
@@ -208,16 +268,18 @@ class ResponseWriter:
 
     def failure(self, error: HomeprefixdError) -> bytes:
         told = {"code": error.code or "server_error", "message": error.message}
-        output = [item.shown("incomplete") for item in self._items]
+        output = [item.shown("incomplete" if item is self._open else item.status) for item in self._items]
         return self._event("response.failed", response=self._response("failed", error=told, output=output))
 
     # ------------------------------------------------------------------------------------------------- whole
 
     def whole(self, finished: Finished) -> dict[str, Any]:
+        calls, text = settled(finished)
         if finished.reasoning:
             self._new(_Thought, "rs").text = finished.reasoning
-        if finished.text or not finished.calls:
-            self._new(_Message, "msg").text = finished.text
-        for call in whole_calls(finished.calls):
-            self._new(_FunctionCall, "fc", call)
+        if text or not calls:
+            self._new(_Message, "msg").text = text
+        for call in calls:
+            self._new_call(call)
+        self._items[-1].end(_is_cut(finished))
         return self._ended(finished)

@@ -15,6 +15,7 @@ from ..frames.worker import Constraint
 from .braces import BraceRules, shared_rules
 from .dsml import ParameterRules
 from .layout import DEEPSEEK, DSML, GEMMA_QUOTES, LISTS, Layout
+from .schema import prepared
 
 Mark = Callable[[str], str]
 """A marker -> the grammar's expression for it."""
@@ -46,7 +47,11 @@ def tool_functions(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def json_rule(schema: dict[str, Any] | bool, *, lenient: bool = False) -> str:
-    """The grammar's expression for JSON by a schema. `lenient`: what cannot be expressed is ignored, not an error."""
+    """The grammar's expression for JSON by a schema. `lenient`: what cannot be expressed is ignored, not an error.
+
+    Raises RequestError.
+    """
+    schema = prepared(schema, lenient=lenient)
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     options: dict[str, Any] = {**JSON_SPACE, "lenient": True} if lenient else JSON_SPACE

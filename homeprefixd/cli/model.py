@@ -93,6 +93,7 @@ def _configured(given: Mapping[str, str | None]) -> list[dict[str, Any]]:
     return [
         {
             "id": spec.alias,
+            "with_adapters": list(spec.adapted),
             "status": {"value": "failed" if spec.problem else "unloaded"},
             "path": str(spec.path),
             "bytes": spec.size,
@@ -153,7 +154,7 @@ def show(name: str, url: str | None, as_json: bool, **given: str | None) -> None
         loaded = load_settings(given)
         url = running_daemon(cache_directory(loaded.config.cache.dir, os.environ))
     models = _details(url) if url is not None else _configured(given)
-    one = next((found for found in models if found["id"] == name), None)
+    one = next((found for found in models if name in (found["id"], *found.get("with_adapters", []))), None)
     if one is None:
         known = ", ".join(found["id"] for found in models) or "none"
         raise NotFoundError(f"there is no model {name}; there is: {known}")

@@ -34,7 +34,7 @@ def check_gguf(path: Path) -> None:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
     if magic != b"GGUF":
         what = "is empty" if not magic else "is not a GGUF file (it does not begin with GGUF)"
-        raise ModelError(f"{path} {what}: download it again, or set `model.path` to another file.")
+        raise ModelError(f"{path} {what}: download it again, or name another file.")
 
 
 _STRIPPING = C.LLAMA_TOKEN_ATTR_LSTRIP | C.LLAMA_TOKEN_ATTR_RSTRIP

@@ -146,6 +146,8 @@ def _refusal(reason: str, param: str) -> RequestError:
     what = "grammar" if param == "grammar" else "JSON schema"
     code = "bad_grammar" if what == "grammar" else "unsupported_schema"
     reason = _EXCERPT.split(reason)[0].rpartition("failed to compile JSON schema: ")[2]
+    if reason.startswith("oneOf constraints"):
+        reason = "of a `oneOf` several schemas may fit the same text, which cannot be forbidden: use `anyOf`"
     keys = _UNIMPLEMENTED.search(reason)
     if keys is not None:
         names = ", ".join(f"`{name}`" for name in re.findall(r'"([^"]+)"', keys[1]))

@@ -49,6 +49,8 @@ class Embedder:
         self._queue: queue.SimpleQueue[Embed] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._open: dict[str, bool] = {}  # rid of what is not answered: was it cancelled?
+        self._current = ""  # rid of what is computed
+        self._abort = Abort()
         self._thread: threading.Thread | None = None
         self._context: _EmbeddingContext | None = None
 
@@ -66,6 +68,8 @@ class Embedder:
         with self._lock:
             if rid in self._open:
                 self._open[rid] = True
+                if rid == self._current:
+                    self._abort.set()
 
     def _run(self) -> None:
         while True:
@@ -79,7 +83,10 @@ class Embedder:
                     answer = failure_of(wanted.rid, error)
                 finally:
                     with self._lock:
-                        del self._open[wanted.rid]
+                        self._current = ""
+                        cancelled = self._open.pop(wanted.rid)
+                if cancelled:
+                    continue  # an error may be what became of it
                 if answer is not None:
                     self._emit(answer)
             except ChannelClosedError:
@@ -89,6 +96,9 @@ class Embedder:
         """None if it was cancelled."""
         inputs = [self._tokens(index, given, wanted.truncate) for index, given in enumerate(wanted.inputs)]
         vectors: list[bytes] = []
+        with self._lock:
+            self._current = wanted.rid
+            self._abort.clear()
         for tokens in inputs:
             if self._open[wanted.rid]:
                 return None
@@ -128,7 +138,7 @@ class Embedder:
             if self._context is not None:
                 self._context.close()
                 self._context = None
-            self._context = _EmbeddingContext(self._model, self._threads, longest)
+            self._context = _EmbeddingContext(self._model, self._threads, longest, self._abort)
         return self._context.embed(tokens)
 
     @staticmethod
@@ -147,12 +157,30 @@ class Embedder:
         return cut / np.float32(length) if length > 0 else cut
 
 
+class Abort:
+    """Ends what llama.cpp computes on a CPU. It asks before each step of a graph, so the function that it calls is one
+    of C's, without Python's lock: the length of a text that is empty, or of one character once it is `set`.
+    """
+
+    def __init__(self) -> None:
+        self._text = ctypes.create_string_buffer(2)
+        self.address = ctypes.addressof(self._text)
+        strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
+        self.callback = C.ggml_abort_callback(strlen.value)
+
+    def set(self) -> None:
+        self._text[0] = b"\x01"
+
+    def clear(self) -> None:
+        self._text[0] = b"\x00"
+
+
 class _EmbeddingContext:
     """A llama.cpp context that gives one vector for each input. Belongs to one thread."""
 
-    def __init__(self, model: Model, threads: int, longest: int) -> None:
+    def __init__(self, model: Model, threads: int, longest: int, abort: Abort) -> None:
         """`longest`: tokens of an input at most. Raises ModelError."""
-        self._model = model
+        self._model, self._abort = model, abort
         self.longest = longest
         self._pointer = self._create(threads, -1)
         pooling = C.llama_pooling_type(self._pointer) if self._pointer else _NONE
@@ -174,6 +202,7 @@ class _EmbeddingContext:
         params.embeddings = True
         params.pooling_type = pooling
         params.no_perf = True
+        params.abort_callback, params.abort_callback_data = self._abort.callback, self._abort.address
         self._model.log.clear()
         return C.llama_init_from_model(self._model.pointer, params)
 

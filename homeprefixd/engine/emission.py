@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import functools
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..chat.reply import ReplyParser, Split
 from ..chat.stream import TextStream
+from ..chat.values import is_object
 from ..frames import Frame
 from ..frames.worker import CallPiece, Delta, Finished, TokenLogprob
 from .bindings import Model
@@ -32,20 +34,17 @@ class Reply:
         self, model: Model, mask: Mask | None, parser: ReplyParser | None, shown: frozenset[int], logprobs: int
     ) -> None:
         self._model, self._mask, self._parser, self._shown, self._logprobs = model, mask, parser, shown, logprobs
-        self._whole = Split()  # of a reply that is not streamed
+        self._whole = Split()  # of a reply that is not streamed; its calls, of any
         self._raw: npt.NDArray[np.float32] | None = None
         self._waiting: list[tuple[int, TokenLogprob]] = []  # where the token begins, in bytes, and its logprob
         self._told: list[TokenLogprob] = []  # of a reply that is not streamed
         self._read = self._visible = 0  # bytes that were generated, and that became text
+        self._held = self._thought = 0  # tokens that came to nothing so far, and that came to thoughts
 
     @property
     def ended(self) -> bool:
         """Nothing more may or need follow."""
         return (self._mask is not None and self._mask.ended) or (self._parser is not None and self._parser.ended)
-
-    @property
-    def has_calls(self) -> bool:
-        return self._parser is not None and self._parser.count > 0
 
     def sample(self, sampler: Sampler, context: Context, index: int, generated: int) -> int:
         """As `Sampler.sample`. Raises RequestError where the grammar turned out too complex to go on."""
@@ -61,6 +60,7 @@ class Reply:
         if self._logprobs >= 0:
             self._waiting.append((self._read, self._logprob(token)))
             self._read += len(piece)
+        self._held += 1
         new = sequence.text.feed(piece)
         return self._send(sequence, self._split(new), last=False)
 
@@ -72,11 +72,16 @@ class Reply:
             split = Split(split.text + end.text, split.reasoning + end.reasoning, split.calls + end.calls)
         return self._send(sequence, split, last=True)
 
-    def finished(self, frame: Finished) -> Finished:
-        """The last frame, with all of a reply that was not streamed."""
-        frame.text, frame.reasoning = self._whole.text, self._whole.reasoning
-        frame.calls, frame.logprobs = self._whole.calls, self._told
-        if frame.reason == "stop" and self.has_calls:
+    def finished(self, frame: Finished, stream: bool) -> Finished:
+        """The last frame, with all of a reply that was not streamed. Calls are the reason only if one is complete."""
+        frame.text, frame.reasoning, frame.logprobs = self._whole.text, self._whole.reasoning, self._told
+        calls = self._whole.calls
+        if not stream:
+            frame.calls = calls
+        frame.broken = sum(not is_object(call.arguments) for call in calls)
+        if self._thought:
+            frame.timings = msgspec.structs.replace(frame.timings, thought_n=self._thought)
+        if frame.reason == "stop" and len(calls) > frame.broken:
             frame.reason = "tool_calls"
         return frame
 
@@ -91,6 +96,9 @@ class Reply:
         logprobs = self._ripe(sequence.text, last) if self._waiting else []
         if not (split.text or split.reasoning or split.calls or logprobs):
             return None
+        self._thought += self._held if split.reasoning else 0
+        self._held = 0
+        self._gather(split.calls)
         if sequence.request.stream:
             return Delta(
                 rid=sequence.request.rid,
@@ -103,12 +111,15 @@ class Reply:
         self._whole.text += split.text
         self._whole.reasoning += split.reasoning
         self._told += logprobs
-        for piece in split.calls:
+        return None
+
+    def _gather(self, pieces: list[CallPiece]) -> None:
+        """Of a stream too: only at the end is it known which calls broke off."""
+        for piece in pieces:
             if piece.index < len(self._whole.calls):
                 self._whole.calls[piece.index].arguments += piece.arguments
             else:
                 self._whole.calls.append(CallPiece(piece.index, piece.arguments, piece.id, piece.name))
-        return None
 
     # ------------------------------------------------------------------------------------------ log-probabilities
 
@@ -145,7 +156,7 @@ def last_frames(sequence: Sequence, reason: str, now: float, stored: int) -> lis
         finished.prompt_logprobs = sequence.prompt_logprobs.told
     if reply is not None:
         delta = reply.finish(sequence, rest)
-        return [*([delta] if delta is not None else []), reply.finished(finished)]
+        return [*([delta] if delta is not None else []), reply.finished(finished, request.stream)]
     if not request.stream:
         finished.text = "".join([*sequence.parts, rest])
     elif rest:

@@ -159,7 +159,7 @@ def _run(load: LoadModel, whole: bool = False) -> Outcome | None:
     if LOADED not in lines:
         raise ModelError(
             f"{load.path} cannot be loaded: llama.cpp dies of it ({Exit(done.returncode, words)}). Download it again,"
-            " or set `model.path` to another file.",
+            " or name another file.",
             code="model_load_failed",
         )
     logger.error("the probe of %s died: %s", load.path, " | ".join(words))

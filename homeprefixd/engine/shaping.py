@@ -6,8 +6,10 @@ with one.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import string
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -37,9 +39,24 @@ def is_constrained(generate: Generate) -> bool:
 
 
 def _callable(generate: Generate) -> list[dict[str, Any]]:
-    """Those of its tools that may be called."""
-    tools, allowed = generate.tools or [], generate.allowed_tools
-    return tools if allowed is None else [tool for tool in tools if tool.get("function", {}).get("name") in allowed]
+    """Those of its tools that may be called, with what the template did not see of them."""
+    found = []
+    for tool in generate.tools or []:
+        function = tool.get("function", {})
+        if generate.allowed_tools is None or function.get("name") in generate.allowed_tools:
+            is_strict = function.get("name") in generate.strict_tools
+            found.append({**tool, "function": {**function, "strict": True}} if is_strict else tool)
+    return found
+
+
+@contextlib.contextmanager
+def _blamed(param: str) -> Iterator[None]:
+    """A refusal that names no field means this one."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = error.param or param
+        raise
 
 
 class Shaper:
@@ -101,25 +118,27 @@ class Shaper:
                 raise RequestError("`tool_choice` needs `messages`.", param="tool_choice")
             functions = forced_functions(_callable(generate), generate.tool_choice)
             single = generate.tool_choice.startswith("=") or not generate.parallel_tool_calls
-            return self._constraints.compile(calls_grammar(layout, functions, single, opened, mark), "tools")
+            with _blamed("tools"):
+                return self._constraints.compile(calls_grammar(layout, functions, single, opened, mark), "tools")
         if generate.constraint is None:
             raise RuntimeError("a constrained request without a constraint")
         functions = tool_functions(_callable(generate)) if generate.tool_choice == "auto" else {}
         if layout is not None and layout.calls in _NO_GRAMMAR:
             functions = {}
         constraint = generate.constraint
-        param = "grammar" if constraint.kind == "grammar" else "response_format"
+        param = "grammar" if constraint.kind == "grammar" else constraint.param
 
         def mask(callable_functions: dict[str, dict[str, Any]]) -> Mask:
-            grammar = answer_grammar(
-                constraint,
-                layout,
-                opened,
-                mark,
-                lambda text: translate(text, self._constraints.token),
-                callable_functions,
-            )
-            return self._constraints.compile(grammar, param)
+            with _blamed(param):
+                grammar = answer_grammar(
+                    constraint,
+                    layout,
+                    opened,
+                    mark,
+                    lambda text: translate(text, self._constraints.token),
+                    callable_functions,
+                )
+                return self._constraints.compile(grammar, param)
 
         try:
             return mask(functions)

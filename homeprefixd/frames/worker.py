@@ -164,6 +164,7 @@ class Constraint(msgspec.Struct, frozen=True):
 
     kind: Literal["json_object", "json_schema", "grammar"]
     text: str = ""
+    param: str = "response_format"  # the request's field that it comes from
 
 
 class Generate(Frame):
@@ -193,6 +194,7 @@ class Generate(Frame):
     prompt_logprobs: int = -1  # >= 0: as `logprobs`, of the prompt's tokens, which are all computed for it
     most_prompt_logprobs: int = 0  # log-probabilities of these that may be told at most; 0: no bound
     allowed_tools: list[str] | None = None  # names of the `tools` that may be called; None: all
+    strict_tools: list[str] = []  # names of those whose parameters are kept in every point, or refused
 
 
 class Cancel(Frame):
@@ -433,6 +435,7 @@ class Timings(msgspec.Struct, frozen=True):
     cache_tiers: dict[str, int]  # tokens by tier: shared, hot, warm
     total_prompt_n: int
     logits_sha256: str = ""  # of the first token's logits; only where `HOMEPREFIXD_DEBUG_LOGITS=1`
+    thought_n: int = 0  # of predicted_n, are thoughts with their marks
 
 
 class GateDecision(msgspec.Struct, frozen=True):
@@ -465,6 +468,7 @@ class Finished(Frame):
     stored: int = -1  # tokens of prompt and reply that the cache holds in whole blocks; -1: not told
     gate: GateDecision | None = None  # how much of what the cache knew was restored, and why; None: nothing was asked
     prompt_logprobs: list[TokenLogprob] = []  # as in `Delta`, where `stream` was False
+    broken: int = 0  # of its calls have arguments that are no object: they broke off, and nobody may carry them out
 
 
 class Heartbeat(Frame):

@@ -17,7 +17,7 @@ import msgspec
 
 from ..config import PINNED, ModelConfig, ModelsConfig
 from ..errors import ConfigError, ModelError, NotFoundError, UnavailableError
-from ..gguf_header import MAGIC
+from ..gguf_header import MAGIC, read_metadata
 from ..program import pip_install
 from .adapters import name_of
 
@@ -198,8 +198,9 @@ class Catalog:
             where = f"put GGUF files into {self._folder}" if self._folder else HOW_TO_SET
             message = f"this daemon has no model: {where}"
             raise NotFoundError(message, param="model", code="model_not_found") if name else UnavailableError(message)
-        if not name:
-            return specs[0]
+        if not name:  # what lies in a folder is nobody's choice
+            usable = (spec for spec in specs if not (spec.found and spec.problem))
+            return next(usable, specs[0])
         for spec in specs:
             if name in (spec.alias, spec.path.name):
                 return spec
@@ -293,7 +294,34 @@ def _look_at(path: Path, number: int, count: int) -> os.stat_result:
     if magic != MAGIC:
         problem = "is empty" if not magic else "is not a GGUF file (it does not begin with GGUF)"
         raise ModelError(f"{what} {problem}")
+    if number == 1 and (other := _other_kind(path)):
+        raise ModelError(f"{what} is {other}")
     return stat
+
+
+class _VocabularyError(Exception):
+    """Only a model has one, and reading it takes long."""
+
+
+def _other_kind(path: Path) -> str:
+    """What a GGUF file is that holds no language model, and where it belongs; "" for a model."""
+
+    def wanted(name: str) -> bool:
+        if name.startswith("tokenizer."):
+            raise _VocabularyError
+        return name in ("general.type", "general.architecture")
+
+    try:
+        found = read_metadata(path, wanted)
+    except (_VocabularyError, ModelError):  # what is damaged is told when it is loaded
+        return ""
+    if found.get("general.type") == "adapter":
+        return "a LoRA adapter, not a model: name it in `adapters` of the model that it was made for"
+    if found.get("general.type") == "mmproj" or found.get("general.architecture") == "clip":
+        return "the part of a model that sees images, not a language model"
+    if found.get("general.architecture") == "controlvector":
+        return "a control vector, not a model: name it in `control_vectors` of the model that it was made for"
+    return ""
 
 
 def _ggufs(folder: Path) -> Iterator[Path]:

@@ -277,6 +277,41 @@ def test_anthropics_tools_and_schemas(house: House) -> None:
 
 
 @constrained
+def test_a_call_that_breaks_off_is_carried_out_by_nobody(house: House) -> None:
+    """A stop string stands within the arguments: the SDKs make `{}` of what came of them."""
+    note: Any = {"type": "object", "properties": {"room": {"type": "string", "minLength": 200}}, "required": ["room"]}
+    asked: Any = [{"role": "user", "content": "Light the attic."}]
+    tool: Any = {"name": "light", "description": "Switch a light.", "input_schema": note}
+    choice: Any = {"type": "any"}
+    request: Any = {"model": MODEL, "max_tokens": 80, "messages": asked, "tools": [tool], "tool_choice": choice}
+    with house.anthropic() as client:
+        for ending, more in (("stop_sequence", {"stop_sequences": ['room"']}), ("max_tokens", {"max_tokens": 24})):
+            with client.messages.stream(**{**request, **more}) as stream:
+                streamed = stream.get_final_message()
+            for message in (client.messages.create(**{**request, **more}), streamed):
+                assert message.stop_reason == ending
+                assert {block.type for block in message.content} == {"text"}
+    function: Any = {"type": "function", "function": {"name": "light", "parameters": note}}
+    chat: Any = {"model": MODEL, "messages": asked, "tools": [function], "tool_choice": "required", "stop": 'room"'}
+    with house.openai() as client:
+        said = client.chat.completions.create(**chat).choices[0]
+        assert (said.finish_reason, said.message.tool_calls) == ("stop", None)
+        assert (said.message.content or "").startswith("light{")
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**chat, stream=True)]
+        assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
+        assert any(chunk.delta.tool_calls for chunk in chunks)
+        with client.responses.stream(
+            model=MODEL,
+            input="Light the attic.",
+            max_output_tokens=24,
+            tools=[{"type": "function", "name": "light", "parameters": note, "strict": False}],
+            tool_choice="required",
+        ) as events:
+            ends = [event.item for event in events if event.type == "response.output_item.done"]
+        assert [item.to_dict()["status"] for item in ends] == ["incomplete"]
+
+
+@constrained
 def test_ollamas_format(house: House) -> None:
     with house.ollama() as client:
         options = {"temperature": 0, "num_predict": 60}

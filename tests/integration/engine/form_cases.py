@@ -92,6 +92,23 @@ SCHEMAS: list[dict[str, Any]] = [
         ]
     },
     {"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 4},
+    # what says nothing
+    {"type": "array", "items": {"enum": [0, 1]}, "maxItems": 3, "uniqueItems": False},
+    {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": I, "maxProperties": 2},
+    {"type": "object", "propertyNames": {}, "unevaluatedProperties": True, "maxProperties": 1},
+    {"type": "object", "dependentRequired": {}, "dependentSchemas": {"a": {}}, "maxProperties": 1},
+    {"type": "boolean", "not": False, "then": {"const": 1}},
+    {"type": "boolean", "if": {"const": True}},
+    {"type": "array", "items": I, "contains": S, "minContains": 0, "maxItems": 2, "unevaluatedItems": True},
+    {"allOf": [{"type": "array", "items": {"type": "null"}, "uniqueItems": False, "maxItems": 2}]},
+    {"type": "string", "format": "password", "maxLength": 5},
+    {"type": "string", "format": "uri-reference", "maxLength": 5},
+    # numbers that no float is
+    {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 5},
+    {"type": "integer", "exclusiveMinimum": 2**60 - 1, "maximum": 2**60 + 700},
+    {"const": 2**60},
+    {"type": "number", "minimum": 0, "maximum": 1e300},
 ]
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
@@ -102,7 +119,16 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames"),
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
     ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
-    ({"type": "string", "format": "iri-reference"}, "iri-reference"),
+    ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}, "`minimum`"),
+    ({"type": "integer", "minimum": 2**64}, "`minimum`"),
+    ({"const": {"a": [2**53 + 1]}}, "`const`"),
+    ({"enum": [1, 12345678901234567890]}, "`enum`"),
+    ({"items": {"multipleOf": 2**53 + 1}}, "`multipleOf`"),
+    ({"type": "integer", "multipleOf": -3}, "`multipleOf`"),
+    ({"oneOf": [{"properties": {"k": I}}, {"properties": {"k": S}}]}, "`oneOf`"),
+    ({"not": {"uniqueItems": False}}, "not"),
+    ({"type": "object", "propertyNames": {"enum": ["a"]}}, "propertyNames"),
+    ({"if": {"type": "object"}, "then": {"required": ["a"]}}, "if"),
     ({"$ref": "https://example.com/schema.json"}, "example.com"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, ""),
     ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),

@@ -104,12 +104,16 @@ def test_a_tool_that_cannot_be_expressed_does_not_spoil_a_form(served: Running) 
         served.ask(ASK, 20, tool_choice="required", tools=odd)
 
 
+UNIQUE = [{"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}]
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
         ({"tool_choice": "required"}, "no function"),
         ({"tool_choice": "=x", "tools": TOOLS}, "not among `tools`"),
         ({"constraint": Constraint("json_schema", '{"not": {}}')}, "`not`"),
+        ({"tool_choice": "required", "tools": UNIQUE, "strict_tools": ["f"]}, "`uniqueItems`"),
         ({"constraint": Constraint("grammar", "root ::= " + "(" * 20_000)}, "nested"),
     ],
 )
@@ -169,6 +173,7 @@ def test_thoughts_are_told_apart_and_free_of_the_form(demo_model: Path) -> None:
             end = running.finish(rid)
             assert (end.reason, running.text(rid)) == ("length", "")
             assert "".join(delta.reasoning for delta in running.of(rid, Delta))
+            assert end.timings.thought_n == end.timings.predicted_n == 6
             _, whole = running.ask(ASK, 6, stream=False, **changes)
             assert whole.reasoning
             assert not whole.text
@@ -189,6 +194,13 @@ def test_calls_that_the_model_writes_by_itself(demo_model: Path) -> None:
             pieces = [piece for delta in running.of(rid, Delta) for piece in delta.calls] + end.calls
             assert [piece.name for piece in pieces if piece.name] == ["turn_on"]
             assert "".join(piece.arguments for piece in pieces) == '{"id": 7}'
+            for good in (0, 1):
+                begun = '<tool_call>\n{"name": "turn_on", "arguments": {"id": 7'
+                broken = "I do. " + "}}\n</tool_call>".join([begun] * (good + 1))
+                form = Constraint("grammar", f"root ::= {json.dumps(broken)}")
+                rid = running.start(ASK, 90, tools=TOOLS, constraint=form, stream=stream)
+                end = running.finish(rid)
+                assert (end.reason, end.broken) == ("tool_calls" if good else "stop", 1)
         _, free = running.ask(ASK, 60, tools=TOOLS, tool_choice="none", constraint=grammar, stream=False)
         assert (free.reason, free.text, free.calls) == ("stop", written, [])
     finally:

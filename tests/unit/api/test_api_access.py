@@ -111,6 +111,40 @@ async def test_the_models_ask_for_a_key_and_health_does_not(client: TestClient) 
     assert "demo" not in await (await client.get("/", headers={"Accept": "application/json"})).text()
 
 
+async def test_health_tells_its_state_only_without_a_key(client: TestClient, backend: ScriptedBackend) -> None:
+    for headers in ({}, bearer("wrong")):
+        assert set(await (await client.get("/health", headers=headers)).json()) == {"status", "version"}
+    for key in (ALICE, BOB):
+        assert "model" in await (await client.get("/v1/health", headers=bearer(key))).json()
+    backend.state = {"state": "error", "reason": "no such file: x.gguf"}
+    assert "x.gguf" not in await (await client.get("/health")).text()
+    assert "x.gguf" in await (await client.get("/health", headers=bearer(BOB))).text()
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/api/chat", chat(stream=False)),
+        ("/api/generate", {"prompt": "x", "stream": False}),
+        ("/api/embed", {"input": "x"}),
+        ("/api/embeddings", {"prompt": "x"}),
+    ],
+)
+@pytest.mark.parametrize("keep_alive", [0, "0s", -1, "1h"])
+async def test_how_long_a_model_stays_is_for_admins_to_say(
+    client: TestClient, backend: ScriptedBackend, path: str, prompt: dict[str, Any], keep_alive: Any
+) -> None:
+    backend.converted = Converted("", tokens=[1], vectors=[b"\0" * 8])
+    asked = {**prompt, "keep_alive": keep_alive}
+    assert (await client.post(path, json=asked, headers=bearer(BOB))).status == 200  # clients send it with everything
+    assert (backend.loads, backend.unloads) == ([], [])
+    reply = await client.post(path, json={"model": "demo", "keep_alive": keep_alive}, headers=bearer(BOB))
+    assert (reply.status, backend.unloads) == (200 if keep_alive == "1h" else 403, [])
+    assert backend.loads == ([("demo", None)] if keep_alive == "1h" and path != "/api/embeddings" else [])
+    assert (await client.post(path, json=asked, headers=bearer(ALICE))).status == 200
+    assert backend.loads[-1:] == [("demo", 3600.0)] if keep_alive == "1h" else backend.loads or backend.unloads
+
+
 @pytest.mark.parametrize("path", ["/cache/stats", "/cache/prefixes", "/metrics", "/v1/metrics"])
 async def test_administration_needs_an_admins_key(client: TestClient, path: str) -> None:
     assert (await client.get(path)).status == 401

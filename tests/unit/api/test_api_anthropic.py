@@ -293,14 +293,26 @@ async def test_a_schema_for_the_reply(client: TestClient, backend: ScriptedBacke
 
 async def test_a_call_that_was_cut_short_is_text(client: TestClient, backend: ScriptedBackend) -> None:
     cut = Delta("", "", 1, calls=[CallPiece(0, '{"on":', "toolu_1", "light")])
-    backend.script = [Accepted("", 100), cut, Finished("", "tool_calls", "", None, TIMINGS)]
+    backend.script = [Accepted("", 100), cut, Finished("", "stop", "", '"room"', TIMINGS, broken=1)]
     whole = await (await client.post("/v1/messages", json=body())).json()
     assert whole["content"] == [text('light{"on":')]
-    assert whole["stop_reason"] == "end_turn"
-    backend.script.insert(2, Delta("", "", 2, calls=[CallPiece(1, "{}", "toolu_2", "light")]))
-    whole = await (await client.post("/v1/messages", json=body())).json()
-    assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
-    assert whole["stop_reason"] == "tool_use"
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", '"room"')
+    found = await events(client, body())
+    assert [event["content_block"]["type"] for event in found if event["type"] == "content_block_start"] == ["text"]
+    assert [event["delta"]["text"] for event in found if event["type"] == "content_block_delta"] == ['light{"on":']
+    assert found[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": '"room"'}
+    backend.script[2:] = [
+        Delta("", " Or", 2, calls=[CallPiece(0, " tru"), CallPiece(1, "{}", "toolu_2", "light")]),
+        Finished("", "tool_calls", "", None, TIMINGS, broken=1),
+    ]
+    found = await events(client, body())
+    begun = [event["content_block"] for event in found if event["type"] == "content_block_start"]
+    assert [block["type"] for block in begun] == ["text", "text", "tool_use"]
+    assert begun[2]["id"] == "toolu_2"
+    assert [event["index"] for event in found if event["type"] == "content_block_stop"] == [0, 1, 2]
+    said = [event["delta"].get("text") for event in found if event["type"] == "content_block_delta"]
+    assert said == ['light{"on": tru', " Or", None]
+    assert found[-2]["delta"]["stop_reason"] == "tool_use"
 
 
 async def test_count_tokens_counts_the_rendered_prompt(client: TestClient, backend: ScriptedBackend) -> None:

@@ -85,6 +85,7 @@ async def test_a_whole_reply(client: TestClient) -> None:
             "completion_tokens": 3,
             "total_tokens": 103,
             "prompt_tokens_details": {"cached_tokens": 64},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
         "timings": {
             "cache_n": 64,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -56,6 +57,35 @@ async def test_props(client: TestClient, backend: ScriptedBackend, prefix: str) 
     assert expected.items() <= shown.items()
     assert (shown["chat_template"], shown["model_path"]) == ("{{ messages }}", "/models/demo.gguf")
     assert backend.conversions == [DescribeTemplate("ask-id0")]
+
+
+async def test_slots_show_the_sequences(client: TestClient, backend: ScriptedBackend) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        reached.set()
+        await go_on.wait()
+
+    backend.script[3:3] = [wait]
+    backend.state["workers"] = [{"alias": "demo", "requests": 1}]
+    body = {"prompt": "x", "stream": True}
+    task = asyncio.create_task(client.post("/v1/completions", json=body))
+    async with asyncio.timeout(5):
+        await reached.wait()
+    first, second, *_ = await (await client.get("/slots")).json()
+    go_on.set()
+    await (await task).text()
+    assert first == {
+        **second,
+        "id": 0,
+        "is_processing": True,
+        "request": "cmpl-id0",
+        "n_prompt_tokens": 100,
+        "n_prompt_tokens_processed": 36,
+        "n_prompt_tokens_cache": 64,
+        "next_token": [{"has_next_token": True, "n_decoded": 1, "n_remain": -1}],
+    }
+    assert set(second) == {"id", "n_ctx", "speculative", "is_processing"}
 
 
 @PREFIXES

@@ -44,6 +44,9 @@ async def test_loading_and_unloading(client: TestClient, backend: ScriptedBacken
     assert not (await (await client.post("/models/unload", json={"model": "demo"})).json())["unloaded"]
     assert (await client.post("/models/load", json={"model": "x"})).status == 404
     assert (await client.post("/models/load", json={})).status == 400
+    for path in ("/models/load", "/models/unload"):
+        assert (await client.post(path, json={"model": ""})).status == 400
+    assert (len(backend.loads), len(backend.unloads)) == (1, 2)
     assert (await client.post("/models/load", json={"model": "demo", "keep_alive": 1e300})).status == 400
     [model] = (await (await client.get("/models/details")).json())["models"]
     assert {"id", "path", "bytes", "memory", "expires", "namespace", "mismatch", "reason"} <= set(model)

@@ -84,6 +84,19 @@ async def test_rules_1_to_3_and_12_thoughts_and_calls_in_a_stream(client: TestCl
     assert len({(chunk["id"], chunk["model"], chunk["created"]) for chunk in chunks}) == 1
 
 
+async def test_a_stream_with_a_call_that_broke_off_ends_without_asking_for_calls(
+    client: TestClient, backend: ScriptedBackend
+) -> None:
+    pieces = [CallPiece(0, "{}", "c1", "f"), CallPiece(1, '{"x":', "c2", "f")]
+    backend.script = [Accepted("", 100), Delta("", "", 1, calls=pieces), end(reason="tool_calls", broken=1)]
+    chunks = await streamed(client, CHAT, {**HELLO, "tools": TOOLS})
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    choice = (await whole(client, CHAT, {**HELLO, "tools": TOOLS}))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"  # which has nothing but what is complete
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["c1"]
+    assert choice["message"]["content"] == 'f{"x":'
+
+
 async def test_thoughts_and_calls_in_a_whole_reply(client: TestClient, backend: ScriptedBackend) -> None:
     backend.script = [
         Accepted("", 100),
@@ -180,6 +193,45 @@ async def test_forms(client: TestClient, backend: ScriptedBackend, path: str, se
     assert constraint.kind == kind
     if kind == "json_schema":
         assert constraint.text == '{"type":"object","properties":{"z":{"const":1},"a":{}}}'  # in its own order
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"json_schema": SCHEMA}, "json_schema"),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "response_format"),
+    ],
+)
+async def test_a_form_knows_its_field(client: TestClient, backend: ScriptedBackend, sent: Any, param: str) -> None:
+    await whole(client, CHAT, {**HELLO, **sent})
+    assert backend.asked.constraint is not None
+    assert backend.asked.constraint.param == param
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_grammar_and_a_call_that_must_be_made_exclude_each_other(client: TestClient, choice: Any) -> None:
+    body = {**HELLO, "tools": TOOLS, "grammar": 'root ::= "a"'}
+    reply = await client.post(CHAT, json={**body, "tool_choice": choice})
+    assert (reply.status, (await reply.json())["error"]["param"]) == (400, "grammar")
+    await whole(client, CHAT, {**body, "tool_choice": "auto"})
+
+
+async def test_that_a_tool_is_strict_is_no_part_of_the_prompt(client: TestClient, backend: ScriptedBackend) -> None:
+    schema = {"type": "object"}
+    function = {"name": "f", "description": "d", "parameters": schema}
+    hello = HELLO["messages"]
+    for strict in (True, False):
+        tool = {**function, "strict": strict}
+        anthropic = {"name": "f", "description": "d", "input_schema": schema, "strict": strict}
+        for path, body in (
+            (CHAT, {"messages": hello, "tools": [{"type": "function", "function": tool}]}),
+            ("/v1/responses", {"input": "Hello", "tools": [{"type": "function", **tool}]}),
+            ("/v1/messages", {"messages": hello, "max_tokens": 5, "tools": [anthropic]}),
+            ("/api/chat", {"messages": hello, "stream": False, "tools": [{"type": "function", "function": tool}]}),
+        ):
+            await whole(client, path, body)
+            assert backend.asked.tools == [{"type": "function", "function": function}]
+            assert backend.asked.strict_tools == (["f"] if strict else [])
 
 
 # ---------------------------------------------------------------------------------------------------- logprobs

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient
+from msgspec import structs
 from scripted_backend import TIMINGS, ScriptedBackend
 
 from homeprefixd.errors import ContextOverflowError, HomeprefixdError
@@ -137,6 +138,56 @@ async def test_a_reply_that_was_cut_short_is_incomplete(client: TestClient, back
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["response"]["output"][0]["status"] == "incomplete"
+    again = await events(client, body())
+    (done,) = [event["item"] for event in again if event["type"] == "response.output_item.done"]
+    assert [done] == again[-1]["response"]["output"]
+    whole = await (await client.post(PATH, json=body())).json()
+    assert (done["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
+
+
+@pytest.mark.parametrize(("reason", "told"), [("stop", "incomplete_tool_call"), ("length", "max_output_tokens")])
+async def test_a_call_that_broke_off_is_never_done(
+    client: TestClient, backend: ScriptedBackend, reason: Any, told: str
+) -> None:
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, calls=[CallPiece(0, '{"on": true}', "call_1", "light"), CallPiece(1, "{", "call_2", "light")]),
+        Delta("", "", 2, calls=[CallPiece(1, '"on":')]),
+        Finished("", reason, "", None, TIMINGS, broken=1),
+    ]
+    found = await events(client, body(tools=[TOOL]))
+    kind = "response.function_call_arguments.done"
+    assert [event["arguments"] for event in found if event["type"] == kind] == ['{"on": true}']
+    items = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in items] == ["completed", "incomplete"]
+    assert found[-1]["type"] == "response.incomplete"
+    assert found[-1]["response"]["output"] == items
+    assert found[-1]["response"]["incomplete_details"] == {"reason": told}
+    whole = await (await client.post(PATH, json=body(tools=[TOOL]))).json()
+    assert [item["type"] for item in whole["output"]] == ["message", "function_call"]
+    assert whole["output"][0]["content"][0]["text"] == 'light{"on":'
+    assert whole["status"] == ("incomplete" if reason == "length" else "completed")
+
+
+async def test_text_behind_a_call_in_one_delta(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, calls=[CallPiece(0, "{", "call_1", "light")]),
+        Delta("", "Done.", 2, calls=[CallPiece(0, "}")]),
+        Finished("", "tool_calls", "", None, TIMINGS),
+    ]
+    output = (await events(client, body(tools=[TOOL])))[-1]["response"]["output"]
+    assert [(item["type"], item["status"]) for item in output] == [
+        ("function_call", "completed"),
+        ("message", "completed"),
+    ]
+
+
+async def test_thoughts_are_counted(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.script[-1] = Finished("", "stop", "", None, structs.replace(TIMINGS, thought_n=2))
+    assert (await (await client.post(PATH, json=body())).json())["usage"]["output_tokens_details"] == {
+        "reasoning_tokens": 2
+    }
 
 
 async def test_earlier_items_make_the_messages_of_the_openai_dialect(
@@ -182,6 +233,66 @@ async def test_earlier_items_make_the_messages_of_the_openai_dialect(
     ]
     assert (await client.post("/v1/chat/completions", json={"messages": chat})).status == 200
     assert backend.asked.messages == mine
+
+
+async def test_items_of_tools_that_are_left_out_are_left_out(client: TestClient, backend: ScriptedBackend) -> None:
+    items = [
+        {"role": "user", "content": "Weather?"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "local_shell_call", "call_id": "c1", "action": {"command": ["ls"]}, "status": "completed"},
+        {"type": "local_shell_call_output", "call_id": "c1", "output": "a.txt"},
+        {"type": "computer_call_output", "call_id": "c2", "output": {"type": "computer_screenshot", "image_url": "x"}},
+        {"type": "shell_call_output", "call_id": "c3", "output": [{"stdout": "x", "stderr": ""}]},
+        {"role": "assistant", "content": "Sunny."},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert (await client.post(PATH, json=body(items))).status == 200
+    said = [(message.role, message.content) for message in backend.asked.messages or []]
+    assert said == [("user", "Weather?"), ("assistant", "Sunny."), ("user", "Thanks")]
+    wrong = {"type": "function_call_output", "call_id": "c1", "output": [{"stdout": "x"}]}
+    reply = await client.post(PATH, json=body([*items, wrong]))
+    assert (reply.status, (await reply.json())["error"]["param"]) == (400, "input[8].output")
+
+
+async def test_custom_tools_take_a_text(client: TestClient, backend: ScriptedBackend) -> None:
+    patch = {"type": "custom", "name": "patch", "description": "Edit", "format": {"type": "text"}}
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, calls=[CallPiece(0, '{"input": "a', "c1", "patch")]),
+        Delta("", "", 2, calls=[CallPiece(0, 'b"}')]),
+        Finished("", "tool_calls", "", None, TIMINGS),
+    ]
+    items = [
+        {"role": "user", "content": "Go"},
+        {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c0", "name": "patch", "input": 'x "y"'},
+        {"type": "custom_tool_call_output", "call_id": "c0", "output": "done"},
+    ]
+    choice = {"type": "custom", "name": "patch"}
+    request = body(items, tools=[patch, {"type": "web_search"}], tool_choice=choice)
+    found = await events(client, request)
+    assert [event["type"].removeprefix("response.") for event in found[2:-1]] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    assert found[4]["input"] == "ab"
+    (item,) = found[-1]["response"]["output"]
+    assert (item["type"], item["call_id"], item["name"], item["input"]) == ("custom_tool_call", "c1", "patch", "ab")
+    (whole,) = (await (await client.post(PATH, json=request)).json())["output"]
+    assert whole == {**item, "id": whole["id"]}
+    assert backend.asked.tool_choice == "=patch"
+    assert [tool["function"]["name"] for tool in backend.asked.tools or []] == ["patch"]
+    (call,) = (backend.asked.messages or [])[1].tool_calls or []
+    assert json.loads(call["function"]["arguments"]) == {"input": 'x "y"'}
+    assert (backend.asked.messages or [])[2].content == "done"
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+    assert (await client.post(PATH, json={**request, "tool_choice": allowed})).status == 200
+    assert backend.asked.allowed_tools == ["patch"]
+    backend.script[2:3] = []
+    found = await events(client, request)
+    assert not [event for event in found if "custom_tool_call_input" in event["type"]]
+    assert found[-1]["response"]["output"][0]["status"] == "incomplete"
 
 
 @pytest.mark.parametrize(
@@ -272,13 +383,15 @@ async def test_neutral_fields_change_nothing(client: TestClient) -> None:
         (body(top_logprobs=3), "top_logprobs"),
         (body(max_output_tokens=0), "max_output_tokens"),
         (body([{"type": "item_reference", "id": "x"}]), "input[0].type"),
-        (body([{"type": "computer_call"}]), "input[0].type"),
+        (body([{"type": "compaction"}]), "input[0].type"),
+        (body([{"type": "computer_call"}]), "input"),
         (body([{"role": "judge", "content": "x"}]), "input[0].role"),
         (body([{"role": "user"}]), "input[0].content"),
         (body([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0].type"),
         (body([{"type": "function_call", "call_id": "x"}]), "input[0].name"),
         (body([{"type": "function_call_output", "output": "x"}]), "input[0].call_id"),
-        (body(tools=[{"type": "custom", "name": "x"}]), "tools[0].type"),
+        (body(tools=[{"type": "namespace", "name": "x"}]), "tools[0].type"),
+        (body(tools=[{"type": "custom"}]), "tools[0].name"),
         (body(tools=[{"type": "function"}]), "tools[0].name"),
         (body(tool_choice="required"), "tool_choice"),
         (body(tool_choice="oven"), "tool_choice"),

@@ -71,4 +71,6 @@ async def test_no_descriptor_is_left(client: TestClient, admin: MemoryAdmin) -> 
 
 
 async def test_compact(client: TestClient) -> None:
-    assert await (await client.post("/cache/compact", json={})).json() == {"before": 2000, "after": 1000}
+    for more in ({"json": {}}, {}):
+        assert await (await client.post("/cache/compact", **more)).json() == {"before": 2000, "after": 1000}
+    assert (await client.post("/cache/compact", data=b"{bad")).status == 400

@@ -23,6 +23,7 @@ def entry(name: str, state: str = "loaded", **more: Any) -> dict[str, Any]:
         "id": name,
         "status": {"value": state},
         "path": f"/m/{name}.gguf",
+        "with_adapters": [f"{name}:x"],
         "bytes": 2 << 30,
         "progress": 1.0,
         "reason": "",
@@ -97,7 +98,8 @@ def test_show(command: Command, models: Daemon) -> None:
     assert re.search(r"adapter x +/m/x.gguf at 0.5, used where a request names none: sha256 abab", shown)
     assert re.search(r"adapter y +/m/y.gguf at 1: it is damaged", shown)
     assert "not usable: type_k: stored prefixes have q8_0, this run f16" in shown
-    assert json.loads(command("model", "show", "a", "--json", "--url", models.url).out)["id"] == "a"
+    for name in ("a", "a:x"):
+        assert json.loads(command("model", "show", name, "--json", "--url", models.url).out)["id"] == "a"
     unknown = command("model", "show", "z", "--url", models.url)
     assert (unknown.code, "there is: a, b, c" in unknown.err) == (4, True)
 

@@ -129,6 +129,36 @@ def test_a_folder(tmp_path: Path) -> None:
     assert "new" in aliases(found)
 
 
+def header(path: Path, arch: str, kind: str = "", words: int = 0) -> Path:
+    """A GGUF file without tensors."""
+    writer = gguf.GGUFWriter(str(path), arch)
+    if kind:
+        writer.add_type(kind)
+    if words:
+        writer.add_token_list([f"word {number}" for number in range(words)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_what_is_no_model_says_what_it_is(tmp_path: Path) -> None:
+    for name, arch, kind, said in (
+        ("a", "llama", "adapter", "LoRA adapter, not a model: name it in `adapters`"),
+        ("b", "controlvector", "", "control vector, not a model"),
+        ("c", "clip", "mmproj", "sees images"),
+        ("d", "llama", "", ""),
+    ):
+        path = header(tmp_path / f"{name}.gguf", arch, kind, 0 if said else 1000)
+        if said:
+            with pytest.raises(ModelError, match=said):
+                Catalog.from_config(ModelConfig(path=str(path)))
+    found = Catalog.from_config(ModelConfig(), ModelsConfig(dir=str(tmp_path)))
+    assert {spec.alias: bool(spec.problem) for spec in found.specs} == {"a": True, "b": True, "c": True, "d": False}
+    assert "is a LoRA adapter" in found.resolve("a").problem
+    assert found.resolve(None).alias == "d"
+
+
 def test_a_name_that_is_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Linux takes any bytes; a model that nobody can ask for must not break the list of all."""
     strange = tmp_path / os.fsdecode(b"modell-\xe9.gguf")

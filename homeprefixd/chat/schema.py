@@ -1,0 +1,172 @@
+"""JSON schemas as llguidance takes them: without what says nothing, and with numbers that it keeps as they are.
+
+llguidance refuses keywords that it cannot enforce wherever they stand, and reads every number as a float of 64 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+from ..errors import RequestError
+
+FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"}
+)
+"""Those that are enforced. JSON Schema has all others as a note to the reader, as it has `password` and `int32`."""
+
+_CAPITALS = {"time": "^[^z]*$", "date-time": "^[^tz]*$"}
+"""RFC 3339 allows small letters, which many readers of times do not."""
+
+_ONE = frozenset(
+    {
+        "items", "additionalItems", "additionalProperties", "contains", "contentSchema", "propertyNames", "not", "if",
+        "then", "else", "unevaluatedItems", "unevaluatedProperties",
+    }
+)  # fmt: skip
+_LISTED = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+"""Keywords whose value is a schema, a list of schemas, schemas by name."""
+
+_NOTES = frozenset({"title", "description", "$comment", "default", "examples", "readOnly", "writeOnly", "deprecated"})
+
+_LARGEST = math.nextafter(2.0**63, 0)
+"""The float of 64 bits below the first number that llguidance has no bounds for."""
+
+_UPPER, _LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
+
+
+def prepared(schema: dict[str, Any] | bool, *, lenient: bool) -> dict[str, Any] | bool:
+    """`schema` means what it meant, or a part of it where bounds lie between floats. Its depth must be bounded.
+
+    Raises RequestError for numbers that cannot be kept, or with `lenient` leaves out their keywords.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _ONE and isinstance(value, dict | bool):
+            found[key] = prepared(value, lenient=lenient)
+        elif key in _LISTED and isinstance(value, list):
+            found[key] = [prepared(one, lenient=lenient) for one in value]
+        elif key in _NAMED and isinstance(value, dict):
+            found[key] = {name: prepared(one, lenient=lenient) for name, one in value.items()}
+        else:
+            found[key] = value
+    for key in [key for key, is_idle in _IDLE.items() if key in found and is_idle(found[key])]:
+        del found[key]
+    _leave_conditions(found)
+    if isinstance(format_ := found.get("format"), str) and format_ in _CAPITALS:
+        found.setdefault("pattern", _CAPITALS[format_])
+    try:
+        _fit_numbers(found)
+    except RequestError:
+        if not lenient:
+            raise
+        for key in ("const", "enum", "multipleOf", *_UPPER, *_LOWER):
+            found.pop(key, None)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- what says nothing
+
+
+def _is_anything(schema: Any) -> bool:
+    return schema is True or (isinstance(schema, dict) and schema.keys() <= _NOTES)
+
+
+def _is_any_name(schema: Any) -> bool:
+    """All names are texts."""
+    if not isinstance(schema, dict):
+        return schema is True
+    kinds = schema.get("type", "string")
+    return schema.keys() <= _NOTES | {"type"} and (kinds == "string" or (isinstance(kinds, list) and "string" in kinds))
+
+
+def _requires_nothing(names: Any) -> bool:
+    """Of each property: no other one, or what any object fits."""
+    return isinstance(names, dict) and all(value == [] or _is_anything(value) for value in names.values())
+
+
+_IDLE: dict[str, Callable[[Any], bool]] = {
+    "uniqueItems": lambda value: value is False,
+    "propertyNames": _is_any_name,
+    "unevaluatedProperties": _is_anything,
+    "unevaluatedItems": _is_anything,
+    "dependentRequired": _requires_nothing,
+    "dependentSchemas": _requires_nothing,
+    "dependencies": _requires_nothing,
+    "not": lambda value: value is False,
+    "format": lambda value: isinstance(value, str) and value not in FORMATS,
+}
+"""Keyword -> does this value of it say nothing?"""
+
+
+def _leave_conditions(schema: dict[str, Any]) -> None:
+    """Without keywords that need another one, or of which every outcome is the same."""
+    if "if" not in schema or all(_is_anything(schema.get(key, True)) for key in ("then", "else")):
+        for key in ("if", "then", "else"):
+            schema.pop(key, None)
+    if "contains" in schema and schema.get("minContains") == 0 and "maxContains" not in schema:
+        del schema["contains"]
+    if "contains" not in schema:
+        for key in ("minContains", "maxContains"):
+            schema.pop(key, None)
+
+
+# ---------------------------------------------------------------------------------------------- numbers
+
+
+def _fit_numbers(schema: dict[str, Any]) -> None:
+    """Raises RequestError."""
+    for key in ("const", "enum"):
+        if key in schema and (number := _changed(schema[key])) is not None:
+            raise _refused(key, f"has {number}, which is more exact than a float of 64 bits")
+    step = schema.get("multipleOf")
+    if _is_number(step):
+        if step <= 0:
+            raise _refused("multipleOf", f"is {step}, and must be more than 0")
+        if _changed(step) is not None:
+            raise _refused("multipleOf", f"is {step}, which is more exact than a float of 64 bits")
+    for key in _UPPER:
+        if _is_number(bound := schema.get(key)):
+            schema[key] = -_above(key, -bound)
+    for key in _LOWER:
+        if _is_number(bound := schema.get(key)):
+            schema[key] = _above(key, bound)
+    lower, upper = ([(schema[key], key) for key in keys if _is_number(schema.get(key))] for keys in (_LOWER, _UPPER))
+    if lower and upper and max(lower)[0] > min(upper)[0]:
+        raise _refused(max(lower)[1], f"and `{min(upper)[1]}` leave no float of 64 bits between them")
+
+
+def _above(key: str, bound: float) -> float:
+    """The least number from `bound` on that is a float."""
+    if bound > _LARGEST:
+        raise _refused(key, "leaves only numbers of more than 64 bits")
+    if abs(bound) <= 2**53:
+        return bound
+    found = max(float(bound), -_LARGEST)
+    return int(found if found >= bound else math.nextafter(found, math.inf))
+
+
+def _changed(value: Any) -> int | None:
+    """A whole number in it that no float is."""
+    level = [value]
+    while level:
+        item = level.pop()
+        if isinstance(item, dict):
+            level.extend(item.values())
+        elif isinstance(item, list):
+            level.extend(item)
+        elif isinstance(item, int) and int(float(item)) != item:
+            return item
+    return None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refused(key: str, why: str) -> RequestError:
+    return RequestError(f"The JSON schema cannot be used: `{key}` {why}.", code="unsupported_schema")

@@ -1,0 +1,62 @@
+"""JSON schemas as they are handed to llguidance: what says nothing is left out, numbers stay what they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homeprefixd.chat.schema import prepared
+from homeprefixd.errors import RequestError
+
+UNIQUE = {"uniqueItems": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "array", **UNIQUE}, {"type": "array"}),
+        ({"properties": {"uniqueItems": UNIQUE}}, {"properties": {"uniqueItems": {}}}),  # a property's name
+        ({"const": UNIQUE, "enum": [UNIQUE]}, {"const": UNIQUE, "enum": [UNIQUE]}),  # values, not schemas
+        (
+            {"$defs": {"a": UNIQUE}, "allOf": [UNIQUE], "items": UNIQUE},
+            {"$defs": {"a": {}}, "allOf": [{}], "items": {}},
+        ),
+        ({"propertyNames": {"type": ["string", "null"], "title": "x"}}, {}),
+        ({"propertyNames": {"type": "integer"}}, {"propertyNames": {"type": "integer"}}),
+        ({"not": {}}, {"not": {}}),
+        ({"if": {}, "then": {}, "else": True}, {}),
+        ({"if": {}, "else": {"type": "null"}}, {"if": {}, "else": {"type": "null"}}),
+        ({"contains": {}, "minContains": 0, "maxContains": 1}, {"contains": {}, "minContains": 0, "maxContains": 1}),
+        ({"minContains": 2}, {}),
+        ({"format": "date"}, {"format": "date"}),
+        ({"format": "time"}, {"format": "time", "pattern": "^[^z]*$"}),
+        ({"format": "time", "pattern": "1"}, {"format": "time", "pattern": "1"}),
+        (
+            {"minimum": 2**53 + 1, "maximum": -(2**53) - 1 + 2**60},
+            {"minimum": 2**53 + 2, "maximum": 2**60 - 2**53 - 128},
+        ),
+        ({"minimum": -(2**70), "maximum": 1e30}, {"minimum": -(2**63) + 1024, "maximum": 2**63 - 1024}),
+        ({"minimum": 0.1, "maximum": 7}, {"minimum": 0.1, "maximum": 7}),
+        ({"const": 2**60}, {"const": 2**60}),
+        (True, True),
+    ],
+)
+def test_what_is_left(schema: Any, expected: Any) -> None:
+    assert prepared(schema, lenient=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"items": {"const": 2**53 + 1}}, "const"),
+        ({"enum": [{"a": [12345678901234567890]}]}, "enum"),
+        ({"multipleOf": 0}, "multipleOf"),
+        ({"minimum": 2**53 + 1, "exclusiveMaximum": 2**53 + 1}, "minimum"),
+        ({"maximum": -1e19}, "maximum"),
+    ],
+)
+def test_numbers_that_cannot_be_kept(schema: Any, word: str) -> None:
+    with pytest.raises(RequestError, match=f"`{word}`"):
+        prepared(schema, lenient=False)
+    assert word not in str(prepared(schema, lenient=True))
