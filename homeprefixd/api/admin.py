@@ -86,8 +86,7 @@ async def prefixes(request: web.Request) -> web.Response:
     found = await request.app[ADMIN].prefixes(int(text), request.query.get("model", ""))
     kept = request.app[RECORDS]
     shown = [{**msgspec.to_builtins(prefix), "app": _app(kept, prefix.request)} for prefix in found.prefixes]
-    total = found.total if shown or not request.query.get("model") else 0  # else it is that of all models
-    return json_response({"prefixes": shown, "total": total})
+    return json_response({"prefixes": shown, "total": found.total})
 
 
 def _app(kept: Records, rid: str) -> str:

@@ -92,14 +92,15 @@ def stats(cache: Cache, *, store_id: str, uptime: float) -> dict[str, Any]:
 
 
 def prefixes(cache: Cache, *, limit: int, model: str = "") -> tuple[list[PrefixInfo], int]:
-    """Leaves of the tree, last used first, and the number of nodes in the tree. `model` "" means all.
+    """Leaves of the tree, last used first, and the number of nodes in it. `model`: its only; "" means all.
 
     The lock is held for moments only: what changes in between may be missing.
     """
     with cache.lock:
         wanted = {key for key, description in cache.namespaces.items() if not model or is_model(description, model)}
-        total = (cache.disk.nodes() if cache.disk is not None else 0) + sum(
-            not hot.warm for hot in cache.hot.by_key.values()
+        stored = cache.disk.sums.nodes if cache.disk is not None else {}
+        total = sum(stored.get(key.hex(), 0) for key in wanted) + sum(
+            not hot.warm and hot.node.record.namespace in wanted for hot in cache.hot.by_key.values()
         )
     leaves = _hot_leaves(cache, wanted) | _warm_leaves(cache, wanted, limit)
     newest = heapq.nlargest(limit, leaves.values(), key=lambda node: _last_use(cache, node))

@@ -704,6 +704,7 @@ class TestPurge:
     def test_one_prefix_and_what_only_leads_there(self, stored: House) -> None:
         infos, total = listing.prefixes(stored.cache, limit=10)
         assert total == 6
+        assert listing.prefixes(stored.cache, limit=10, model="nope") == ([], 0)
         assert {info.tokens for info in infos} == {len(PROMPT), len(OTHER)}
         [mine] = [info for info in infos if info.tokens == len(PROMPT)]
         assert mine.own_tokens == BLOCK_TOKENS + 10
