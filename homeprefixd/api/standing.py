@@ -62,4 +62,5 @@ def _is_side_request(generate: Generate) -> bool:
 
 def _client(request: web.Request) -> str:
     agent = request.headers.get("User-Agent", "").split(" ", 1)[0]
+    agent = agent.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # headers may have any bytes
     return f"{request.remote or ''} {agent}"[:_NAME_LETTERS]

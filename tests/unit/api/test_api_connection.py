@@ -180,6 +180,32 @@ async def test_a_stream_reaches_a_client_that_ended_its_half(
     assert backend.generations[0].finished
 
 
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (b"User-Agent: caf\xe9/1.0", b"200"),
+        (b"Authorization: Bearer caf\xe9", b"200"),
+        (b"X-Homeprefixd-Priority: caf\xe9", b"400"),
+        (b"Origin: http://caf\xe9", b"200"),
+        (b"Accept: caf\xe9", b"200"),
+        (b"Content-Type: application/json; charset=caf\xe9", b"200"),
+    ],
+    ids=lambda given: given.decode("latin-1"),
+)
+async def test_headers_may_have_any_bytes(
+    address: tuple[str, int], backend: ScriptedBackend, header: bytes, status: bytes
+) -> None:
+    async with connected(address) as (reader, writer):
+        head, _, rest = post(CHAT).partition(b"\r\n")
+        writer.write(head + b"\r\n" + header + b"\r\n" + rest)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            received = await reader.read()
+    assert received.split(b" ", 2)[1] == status, received
+    for generation in backend.generations:
+        generation.request.client.encode()
+
+
 async def test_all_replies_of_a_pipeline_reach_a_client_that_ended_its_half(address: tuple[str, int]) -> None:
     async with connected(address) as (reader, writer):
         writer.write(post(CHAT) * 3)
