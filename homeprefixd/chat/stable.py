@@ -59,7 +59,27 @@ INSTRUCTION = re.compile(
 _LINE = re.compile(r"^[^\n]{1,240}$", re.MULTILINE)
 _NUMBERS = re.compile(r"\d[:./-]\d")
 _CLOCK_AT_ALL = re.compile(_CLOCK, re.IGNORECASE)
-_TIMED_LINE = re.compile(rf"[^\n]*\b{_CLOCK_WORD}\b[^\n]*{_CLOCK}|[^\n]{{0,40}}{_CLOCK}[^\n]{{0,40}}$", re.IGNORECASE)
+_BEFORE_CLOCK_WORD = (
+    r"(?:the|my|our|user'?s|your|current(?:ly)?|local|present|today'?s|system|server|it'?s|is|date|day|right|as of"
+    r"|please note|note|aktuell\w*|heutig\w*|die|das|es ist|la|el|il|le|de)"
+)
+_TIMED_LINE = re.compile(
+    rf"[#*\-\s\[(<]*(?:[^\n:\]]{{0,20}}[:\]]\s*)?(?:{_BEFORE_CLOCK_WORD}[\s,]+){{0,5}}{_CLOCK_WORD}\b[^\n]*{_CLOCK}"
+    rf"|[^\n]*[\"']{_CLOCK_WORD}[\"']\s*:\s*[\"']?{_CLOCK}",
+    re.IGNORECASE,
+)
+"""It says what time it is. A time alone says that of anything: `Tea at 16:00`."""
+
+_OF_A_CLOCK = re.compile(
+    rf"{_CLOCK}(?:[a-z]+)?|\d+|(?<=\d)[tz](?![a-z])"
+    r"|\b(?:it|is|it's|the|of|in|at|on|and|a\.?m\.?|p\.?m\.?|utc|gmt|ce?s?t|[ecmp][sd]t|uhr|es|ist|um|den|der|week|day"
+    rf"|{_MONTH}[a-z]*|(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
+    r"|montag|dienstag|mittwoch|donnerstag|freitag|samstag|sonntag|januar|februar|märz|mai|juni|juli|oktober|dezember)\b"
+    r"|[^\w\n]",
+    re.IGNORECASE,
+)
+"""What may stand in a line that is a clock and nothing else."""
+
 _STANDS = (
     r"(?:the |this )?(?:user|speaker|device|satellite|tablet|panel|microphone)"
     r" (?:is|stands|is placed|is located|speaks)(?: now)? (?:in|from)\b"
@@ -301,7 +321,7 @@ def _taken_out(
 def _volatile_lines(text: str) -> Iterator[tuple[int, int]]:
     for found in _LINE.finditer(text):
         line = found[0]
-        timed = _may_tell_time(line) and _TIMED_LINE.match(line) is not None
+        timed = _may_tell_time(line) and (_TIMED_LINE.match(line) is not None or not _OF_A_CLOCK.sub("", line))
         placed = timed or _PLACE_LINE.match(line) is not None
         if (placed and INSTRUCTION.search(line) is None) or _SAID_PLACE.match(line) is not None:
             yield found.span()
