@@ -35,7 +35,10 @@ _PLACE_WORD = (
     r"(?:current |user'?s? )?"
     r"(?:area|room|location|weather|temperature|session(?: id)?|request(?: id)?|nonce|turn|counter)"
 )
-_IS = r"(?:[^\n:=.,;!?]{0,30}[:=]|(?:\s+(?:outside|inside|now|today|in(?: the)? \w+))?\s+is\b|\s*[#№]?\s*\d)"
+_IS = (
+    r"(?:[^\n:=.,;!?]{0,30}[:=]|(?:\s+(?:outside|inside|now|today|in(?: the)? \w+))?\s+is\b"
+    r"|\s*[#№]?\s*\d[\w-]*\s*(?:[.;,/]|of\b|$))"
+)
 """What stands between such a word and its value; else the word begins a sentence (`Turn off the light.`)."""
 
 _SAID_PLACE = re.compile(r"[#*\-\s]*you are in (?:the )?area\b", re.IGNORECASE)
@@ -79,6 +82,11 @@ _OF_A_CLOCK = re.compile(
     re.IGNORECASE,
 )
 """What may stand in a line that is a clock and nothing else."""
+
+_STRUCTURE = re.compile(r"\s+\S|[\"'|}\]]")
+"""The beginning of a line that says nothing without those around it: indented, or of JSON or a table."""
+
+_LISTED = re.compile(r"\s*[-*+•]\s|\s*\d+[.)]\s")
 
 _STANDS = (
     r"(?:the |this )?(?:user|speaker|device|satellite|tablet|panel|microphone)"
@@ -319,12 +327,28 @@ def _taken_out(
 
 
 def _volatile_lines(text: str) -> Iterator[tuple[int, int]]:
+    fenced, above = False, ""
     for found in _LINE.finditer(text):
         line = found[0]
-        timed = _may_tell_time(line) and (_TIMED_LINE.match(line) is not None or not _OF_A_CLOCK.sub("", line))
+        fenced ^= line.startswith("```")
+        before, above = above, line
+        if fenced or _STRUCTURE.match(line) is not None:
+            continue
+        timed = _may_tell_time(line) and (_TIMED_LINE.match(line) is not None or _is_clock(line, before))
         placed = timed or _PLACE_LINE.match(line) is not None
         if (placed and INSTRUCTION.search(line) is None) or _SAID_PLACE.match(line) is not None:
             yield found.span()
+
+
+def _is_clock(line: str, above: str) -> bool:
+    """Whether a line is a clock and nothing else, and neither goes on with the line above nor is one of a list."""
+    stands_alone = not above or above.rstrip().endswith((".", "!", "?", "。", "---")) or above.startswith(("#", "<"))
+    return stands_alone and not _OF_A_CLOCK.sub("", line) and _LISTED.match(line) is None
+
+
+def says_what_changes(line: str) -> bool:
+    """Whether it says what it is, the time or where somebody is: then it may be moved though it has not changed yet."""
+    return _TIMED_LINE.match(line) is not None or _SAID_PLACE.match(line) is not None
 
 
 def _may_tell_time(line: str) -> bool:

@@ -152,6 +152,10 @@ class Accountant:
                 beside = self._memory.most_alike(new, other, common)
             if beside is not None:
                 finding = _costlier(finding, self._finding(beside, new, ends))
+        if finding is not None and finding.rule == "move":
+            with self._lock:
+                varies = self._memory.varies(new, finding.setting)
+            finding = finding if varies else msgspec.structs.replace(finding, rule="", setting="on")
         if other.space != space:
             field = "`lora`" if other.space.salt == space.salt else "`cache_salt`"
             finding = Finding("other_namespace", field, 0, "", "", "", len(tokens))

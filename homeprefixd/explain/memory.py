@@ -5,9 +5,11 @@ Bounded by characters and by number. Not for several threads at once: who uses i
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from ..clients import app_name
 from ..frames.worker import StableRules
 from ..lora import Space
 from ..prefix.blocks import common_tokens
@@ -16,6 +18,8 @@ from .prompt import Prompt
 _LEAST_LIKENESS = 0.4
 _SAME_CLIENT = 0.25  # what it counts beside likeness and what is shared, each up to 1
 _LESS_UNLIKE = 0.5  # of the tokens that another one lacks: who lacks no more of them is clearly more alike
+_VALUES = 3  # different ones that a value must have had
+_LOOKED_AT = 1 << 16  # characters of a prompt in which they are looked for
 _EARLY = 4096  # tokens of a prompt whose set tells how alike two are
 
 
@@ -78,6 +82,18 @@ class Memory:
             if covered >= max(least, _LEAST_LIKENESS) and covered > most:
                 most, best = covered, known
         return best if best is not None and common_tokens(best.tokens, new.tokens) <= common else None
+
+    def varies(self, new: Known, pattern: str) -> bool:
+        """Whether what an expression finds was ever something else in the last prompts of an app: a text that was
+        edited once is no value, and what is an instruction must not be moved for it.
+        """
+        expression, app, seen = re.compile(pattern, re.MULTILINE), app_name(new.client), set[str]()
+        for known in (new, *reversed(self._known.values())):
+            if app_name(known.client) == app and (found := expression.search(known.prompt.text, 0, _LOOKED_AT)):
+                seen.add(found[0])
+                if len(seen) >= _VALUES:
+                    return True
+        return False
 
     def resembles(self, new: Known) -> tuple[Known, int] | None:
         """The one to compare with, and the leading tokens that both have; None if none is like it.

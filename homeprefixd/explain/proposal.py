@@ -64,8 +64,8 @@ _LABEL = re.compile(
 )
 """What a text that changes is announced by, if it may be moved: what it is, not what to do."""
 
-_VALUE = r"[^\n.!?;]{1,60}"
-_MOST_VALUE_WORDS = 8
+_MOST_VALUE_WORDS = 5  # more are a sentence, of which nobody knows what it will say
+_VALUE = rf"[^\s.!?;]{{1,30}}(?: [^\s.!?;]{{1,30}}){{0,{_MOST_VALUE_WORDS - 1}}}"
 
 
 class Proposal(NamedTuple):
@@ -82,10 +82,11 @@ def moving(before: str, after: str, place: int) -> Proposal:
     start = after.rfind("\n", 0, max(0, start - 1)) + 1  # the line above; what stands before it changes in both alike
     if place - start > _TRIED // 2:
         return NOTHING
-    whole = after
+    old, whole = set(map(str.strip, before.split("\n"))), after
     before, after, place = before[start : start + _TRIED], after[start : start + _TRIED], place - start
     lines = StableRules(move_volatile_line=True)
-    if _helps(lines, before, after, place) and stable.taken_out(whole, lines, Counter())[1]:
+    taken = stable.taken_out(whole, lines, Counter())[1] if _helps(lines, before, after, place) else []
+    if taken and all(line not in old or stable.says_what_changes(line) for line in taken):
         return Proposal("move_volatile_line")
     for pattern in _patterns(before, after, place):
         if _helps(StableRules(move=pattern), before, after, place) and _finds_one(pattern, whole):

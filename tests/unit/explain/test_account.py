@@ -459,3 +459,19 @@ def test_a_reply_that_its_template_writes_otherwise() -> None:
     assert "template" in told.advice
     account.no_replay = True
     assert "`cache.replay`" in explained(account, account.known_prompt, count).advice
+
+
+def test_a_text_that_was_edited_once_is_no_value() -> None:
+    """Three different ones of the same app make it one: an instruction is edited, and then it stays."""
+    memory = Memory()
+    pattern = r"^At most \d{1,12} words\.$"
+
+    def prompt(words: int, client: str = "1.2.3.4 app/1") -> Known:
+        text = f"<|im_start|>system\nBe kind.\nAt most {words} words.\n"
+        return Known(f"{words} {client}", client, Space(), Prompt(text), b"", frozenset())
+
+    for words, client in ((20, "1.2.3.4 app/1"), (30, "1.2.3.4 app/2"), (40, "1.2.3.4 other/1"), (30, "9.9.9.9 app/1")):
+        memory.add(prompt(words, client))
+    assert not memory.varies(prompt(30), pattern)
+    assert memory.varies(prompt(50), pattern)
+    assert not memory.varies(prompt(50, "1.2.3.4 other/1"), pattern)

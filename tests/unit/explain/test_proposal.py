@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -159,3 +160,30 @@ def test_an_expression_finds_its_line_and_no_other(old: str, new: str) -> None:
     assert "[^\\n]*" not in found.setting
     for text in (old, new):
         assert [one[0] for one in re.finditer(found.setting, f"{OTHERS}{text}\n{OTHERS}", re.MULTILINE)] == [text]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "Forbidden:\n- music past 22:00\n- visitors past 23:00\nAllowed:\n- tea at 16:00",
+        "Remind Anna of her pills, one each at:\n08:00\n20:00",
+        "Session: be discreet",
+        "Weather: warn below 0 degrees",
+        "Under no circumstances open the gate before\n08:00",
+        "```\n2026-11-01\n```",
+        '{\n  "time": "22:00"\n}',
+        "Room 101 is off limits",
+        "Turn 3 times before answering",
+    ],
+)
+def test_what_stands_beside_a_clock_stays(policy: str) -> None:
+    """The rule is proposed for the clock only where it takes nothing else with it."""
+    before, after = (
+        f"Be kind.\nCurrent time: 14:0{n}\n{policy}\n" + "Another rule that is long.\n" * 4 for n in (3, 5)
+    )
+    found = moving(before, after, before.index("14:03") + 4)
+    assert found.rule in ("move", "move_volatile_line")
+    rules = StableRules(**{found.rule: True if found.setting == "on" else found.setting})
+    left, moved = stable.taken_out(after, rules, Counter())
+    assert moved == ["Current time: 14:05"]
+    assert policy in left
