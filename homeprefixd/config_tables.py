@@ -1,4 +1,4 @@
-"""Settings of a model that are lists of tables, as a table of the file or a variable gives them."""
+"""Settings that are lists of tables, as tables of the file or a variable give them."""
 
 from __future__ import annotations
 

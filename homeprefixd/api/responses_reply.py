@@ -85,37 +85,32 @@ class _Thought(_Item):
 
 
 class _FunctionCall(_Item):
-    def shown(self, status: str) -> dict[str, Any]:
-        call = self.call
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "status": status,
-            "call_id": call.id if call else "",
-            "name": call.name if call else "",
-            "arguments": call.text if call and status != "in_progress" else "",
-        }
+    kind, field = "function_call", "arguments"
 
-
-class _CustomCall(_Item):
     @property
-    def input(self) -> str:
-        """The text that the tool takes; where it broke off, what was written."""
-        if self.call is None:
-            return ""
-        text = (self.call.arguments() or {}).get("input")
-        return text if isinstance(text, str) else self.call.text
+    def given(self) -> str:
+        """What the tool takes, as far as it was written."""
+        return self.call.text if self.call else ""
 
     def shown(self, status: str) -> dict[str, Any]:
-        call = self.call
         return {
             "id": self.id,
-            "type": "custom_tool_call",
+            "type": self.kind,
             "status": status,
-            "call_id": call.id if call else "",
-            "name": call.name if call else "",
-            "input": "" if status == "in_progress" else self.input,
+            "call_id": self.call.id if self.call else "",
+            "name": self.call.name if self.call else "",
+            self.field: "" if status == "in_progress" else self.given,
         }
+
+
+class _CustomCall(_FunctionCall):
+    kind, field = "custom_tool_call", "input"
+
+    @property
+    def given(self) -> str:
+        """The text in its arguments; where it broke off, what was written."""
+        text = ((self.call.arguments() if self.call else None) or {}).get("input")
+        return text if isinstance(text, str) else super().given
 
 
 class ResponseWriter:
@@ -248,7 +243,7 @@ class ResponseWriter:
         item.end(cut)
         done = item.shown(item.status)
         if isinstance(item, _CustomCall):
-            kind, text = "response.custom_tool_call_input", item.input
+            kind, text = "response.custom_tool_call_input", item.given
             data = b""
             if not item.is_broken:
                 data = self._event(f"{kind}.delta", **place, delta=text) + self._event(

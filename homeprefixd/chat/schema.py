@@ -146,7 +146,7 @@ def _above(key: str, bound: float) -> float:
         raise _refused(key, "leaves only numbers of more than 64 bits")
     if abs(bound) <= 2**53:
         return bound
-    found = max(float(bound), -_LARGEST)
+    found = -_LARGEST if bound < -_LARGEST else float(bound)
     return int(found if found >= bound else math.nextafter(found, math.inf))
 
 
@@ -159,9 +159,16 @@ def _changed(value: Any) -> int | None:
             level.extend(item.values())
         elif isinstance(item, list):
             level.extend(item)
-        elif isinstance(item, int) and int(float(item)) != item:
+        elif isinstance(item, int) and not _is_float(item):
             return item
     return None
+
+
+def _is_float(number: int) -> bool:
+    try:
+        return int(float(number)) == number
+    except OverflowError:  # there are whole numbers of any length
+        return False
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

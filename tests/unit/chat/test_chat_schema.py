@@ -50,6 +50,11 @@ def test_what_is_left(schema: Any, expected: Any) -> None:
     ("schema", "word"),
     [
         ({"items": {"const": 2**53 + 1}}, "const"),
+        ({"const": 10**400}, "const"),
+        ({"enum": [1, -(10**400)]}, "enum"),
+        ({"multipleOf": 10**400}, "multipleOf"),
+        ({"minimum": 10**400}, "minimum"),
+        ({"maximum": -(10**400)}, "maximum"),
         ({"enum": [{"a": [12345678901234567890]}]}, "enum"),
         ({"multipleOf": 0}, "multipleOf"),
         ({"minimum": 2**53 + 1, "exclusiveMaximum": 2**53 + 1}, "minimum"),
