@@ -15,7 +15,7 @@ from pathlib import Path
 import lmdb
 
 from ..errors import StoreError
-from .directory import DATA, PART, Directory
+from .directory import DATA, PART, Directory, sync_names
 from .warm_table import FILE_FORMAT, META, TABLES
 
 
@@ -31,7 +31,7 @@ def compact(path: Path) -> tuple[int, int]:
         _copy(path, part)
         os.replace(part, directory.data)
         (path / "lock.mdb").unlink(missing_ok=True)
-        _sync(path)
+        sync_names(path)
         return before, directory.data.stat().st_blocks * 512
     except (OSError, lmdb.Error) as error:
         raise StoreError(f"{directory.data}: cannot be compacted: {error}") from error
@@ -56,14 +56,6 @@ def _copy(path: Path, part: Path) -> None:
             os.close(descriptor)
     finally:
         env.close()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def main() -> int:

@@ -92,6 +92,15 @@ def is_network(kind: str) -> bool:
     return kind in _NETWORK or (kind.startswith("fuse.") and kind[5:] in _NETWORK_FUSE)
 
 
+def sync_names(path: Path) -> None:
+    """Put on disk which files a directory has. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class Directory:
     """A directory that this process owns until `release`. Raises StoreError if it cannot be a store's.
 

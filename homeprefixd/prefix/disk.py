@@ -20,7 +20,7 @@ import lmdb
 import msgspec
 
 from .codec import PIECE, piece_count
-from .directory import PART
+from .directory import PART, sync_names
 from .disk_file import (
     PAGE,
     REMOVALS_KEY,
@@ -125,6 +125,7 @@ class Disk(DiskFile):
                 self._env.close()
                 try:
                     os.replace(part, self._file)
+                    sync_names(self._file.parent)  # what is written from now on must not be lost with the new name
                 finally:
                     self._env = self._open()
                     self._tables = self._open_tables()

@@ -15,6 +15,7 @@ from .hot import HotNode
 from .removals import Why
 from .scratch import Scratch
 from .shares import Account, Shares
+from .shrinking import Shrinking
 from .tree import Placed
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ _TOUCH_SECONDS = 60.0
 _BACKOFF = (2.0, 60.0)  # seconds until a failed write is tried again: first, at most
 _SHARE_STEP = 32  # of a full share so much more goes at once: looking for it costs as much for little as for much
 _LOOK_SECONDS = 2.0  # between looks whether a full disk has room again
-_SHRINK_SECONDS = 5.0  # until what is in the way of a smaller budget is looked at again
-_COMPACT_SECONDS = 300.0  # between attempts to make the file smaller
-_FILE_SHARE = 1.1  # of the budget that the file may take
-_FILE_MUCH = 1.5  # of it: that is left from a larger one
 _FULL_SECONDS = (
     10.0,
     600.0,
@@ -53,11 +50,7 @@ class WriteBehind:
         self._look_at = 0.0
         self._free_when_full = 0
         self._touches_written = cache.clock()
-        self._shrinking = True  # the budget may be smaller than it was
-        self._shrink_at = 0.0
-        self._shrunk = False  # something went for it
-        self._compact_at: float | None = None  # when the file is to be made smaller, if it is
-        self._compact_told = False
+        self._shrinking = Shrinking(disk, cache.clock)
         self._daily_writes = daily_writes
         self.day_is_over = False
         """Whether as much was written today as may be."""
@@ -81,10 +74,10 @@ class WriteBehind:
                 self._spare_the_disk()
             with cache.lock:
                 batch = self._take(now, everything)
-                touches = self._take_touches(now, bool(batch) or everything or self._shrinks())
+                touches = self._take_touches(now, bool(batch) or everything or self._shrinking.is_due())
                 registry = cache.registry
                 busy = (
-                    self._shrinks()
+                    self._shrinking.is_due()
                     or batch
                     or touches
                     or cache.repairs
@@ -95,8 +88,8 @@ class WriteBehind:
             if not busy:
                 if self._takes_back(now):
                     continue
-                if self._compact_at is not None and now >= self._compact_at:
-                    self._give_back()
+                if cache.deadline is None:
+                    self._shrinking.give_back(self._left_today())
                 return self._next_write(now)
             if not self._write_some(batch, touches):
                 return self._retry(cache.clock())
@@ -135,20 +128,7 @@ class WriteBehind:
 
     def shrink(self) -> None:
         """The budget may be smaller now."""
-        self._shrinking, self._shrink_at = True, 0.0
-
-    def _shrinks(self) -> bool:
-        """Whether a step towards a smaller budget is due."""
-        return self._shrinking and self._cache.clock() >= self._shrink_at
-
-    def _met_budget(self) -> None:
-        """No more can go: the budget is met, or what is in use is in the way for a while."""
-        now, limit = self._cache.clock(), self._disk.limit
-        if self._disk.used() > limit:
-            self._shrink_at = now + _SHRINK_SECONDS
-            return
-        was_smaller = self._shrunk or self._disk.file_bytes() > limit * _FILE_MUCH
-        self._shrinking, self._shrunk, self._compact_at = False, False, now if was_smaller else None
+        self._shrinking.begin()
 
     def bound_writes(self, daily_writes: int) -> None:
         """Bytes that may be written in a day from now on; 0: no bound."""
@@ -178,8 +158,12 @@ class WriteBehind:
 
     def _batch_bytes(self) -> int:
         """Of state that may be written in one transaction: no more than is left of the day, a block excepted."""
-        left = self._daily_writes - self._disk.sums.written.on(self._cache.wall())
-        return min(self._disk.batch_bytes, max(1, left)) if self._daily_writes else self._disk.batch_bytes
+        left = self._left_today()
+        return self._disk.batch_bytes if left is None else min(self._disk.batch_bytes, max(1, left))
+
+    def _left_today(self) -> int | None:
+        """Bytes that may still be written today; None: any number."""
+        return self._daily_writes - self._disk.sums.written.on(self._cache.wall()) if self._daily_writes else None
 
     def try_again(self) -> None:
         """The disk may have room again: do not wait, and let it grow."""
@@ -208,10 +192,9 @@ class WriteBehind:
                 times.append(now + memo)
             if self._held_until:
                 times.append(min(self._look_at, self._held_until))
-            if self._compact_at is not None:
-                times.append(self._compact_at)
-            if self._shrinking:
-                times.append(self._shrink_at)
+            shrinking = self._shrinking.due_at()
+            if shrinking is not None:
+                times.append(shrinking)
         return max(0.0, min(times) - now) if times else None
 
     def _replies_due(self, now: float, everything: bool) -> bool:
@@ -262,7 +245,7 @@ class WriteBehind:
             self._cache.registry.put(self._disk)
             self._cache.replies.put(self._disk)
             stale = self._stale()
-            if self._shrinks():
+            if self._shrinking.is_due():
                 self._pinned = self._cache.pins.protected()
                 if touches and self._disk.used() > self._disk.limit:
                     self._disk.store([], touches)  # so that what was used lately may go, if all was
@@ -270,9 +253,7 @@ class WriteBehind:
                 shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
                 why = {node.record.key: "smaller" for node in shrunk}
-                self._shrunk |= bool(shrunk)
-                if not shrunk:
-                    self._met_budget()
+                self._shrinking.stepped(bool(shrunk))
             others = len(gone)
             refused = self._keep_shares(batch, touches, gone)
             why |= {node.record.key: "share" for node in gone[others:]}
@@ -322,25 +303,6 @@ class WriteBehind:
                 self._cache.touched = {**touches, **self._cache.touched}
         self._judge(failure)
         return failure is None or isinstance(failure, BudgetError)
-
-    def _give_back(self) -> None:
-        """A budget that was made smaller is met by what is stored: the file, which does not shrink by itself, too."""
-        disk, self._compact_at = self._disk, None
-        if disk.file_bytes() <= disk.limit * _FILE_SHARE or self._cache.deadline is not None:
-            return
-        left = self._daily_writes - disk.sums.written.on(self._cache.wall())
-        try:
-            if self._daily_writes and disk.used() > left:
-                raise DiskFullError("cache.daily_writes does not allow it")
-            before, after = disk.compact()
-            log.info("the store's file was compacted for its smaller budget: %d MiB, now %d", before >> 20, after >> 20)
-        except (DiskFullError, DiskTroubleError) as error:
-            self._compact_at = self._cache.clock() + _COMPACT_SECONDS
-            if not self._compact_told:
-                log.warning("the store's file is larger than its budget, and cannot be compacted now: %s", error)
-            self._compact_told = True
-        else:
-            self._compact_told = False
 
     def _state_of(self, hot: HotNode) -> Callable[[], memoryview]:
         return lambda: self._cache.state(hot, self._scratch)
