@@ -277,6 +277,10 @@ class Cache:
         """Publish slots that `session` reserved and filled; see `Session.commit`."""
         self._committing.commit(session, namespace, nodes, owner)
 
+    def written(self) -> None:
+        """See `Committing.written`."""
+        self._committing.written()
+
     def forget_hot(self, hot: HotNode) -> None:
         self.queue.remove(hot)
         self.hot.drop(hot)

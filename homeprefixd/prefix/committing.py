@@ -31,6 +31,7 @@ class Committing:
     def __init__(self, cache: Cache, disk: Disk | None) -> None:
         self._cache = cache
         self._disk = disk
+        self._doomed: dict[bytes, int] = {}  # nodes that go once they are written, and how often they were used
 
     def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
         """See `Session.commit`."""
@@ -148,29 +149,54 @@ class Committing:
         if edges is None:
             return
 
-        def uses(placed: Placed) -> int:
-            touch = cache.touched.get(placed.record.key) if placed.record.key not in cache.hot.by_key else None
-            return placed.record.hits + (touch.hits if touch is not None else 0)
-
         def place_of(key: bytes) -> Placed | None:
             return self._place(key, warm)
 
         pinned = cache.pins.edges(tables, place_of) if cache.pins.rows else frozenset()
+        writing = {hot.key for hot in cache.writing}
 
         def stays(key: bytes) -> bool:
             hot = cache.hot.by_key.get(key)
-            return key in pinned or (hot is not None and hot.leases > 0)
+            return key in pinned or (hot is not None and hot.leases > (key in writing))
 
-        for node in superfluous(tables, place_of, edge, edges.window, uses, stays):
-            key = node.record.key
-            hot = cache.hot.by_key.get(key)
-            if warm is not None and warm.place(key) is not None:
-                cache.hide([key, *(below.record.key for below in warm.subtree(key))])
-                cache.repairs.append(key)
-            cache.forget_hot_subtree(key)
-            cache.counters.thinned += 1
-            if hot is not None:
-                cache.touched.pop(key, None)
+        for node in superfluous(tables, place_of, edge, edges.window, self._uses, stays):
+            below = (child.record.key for table in tables for child in table.children(node.record.key))
+            if writing.isdisjoint((node.record.key, *below)):
+                self._remove(node, warm)
+            else:
+                self._doomed[node.record.key] = self._uses(node)
+
+    def written(self) -> None:
+        """*Writer.* What became superfluous while it was written goes now, unless somebody came for it."""
+        if not self._doomed:
+            return
+        cache = self._cache
+        try:
+            with cache.view() as (tables, warm):
+                doomed, self._doomed = self._doomed, {}
+                for key, used in doomed.items():
+                    node, hot = self._place(key, warm), cache.hot.by_key.get(key)
+                    if node is None or self._uses(node) != used or (hot is not None and hot.leases):
+                        continue
+                    if node.is_edge or all(child.is_edge for table in tables for child in table.children(key)):
+                        self._remove(node, warm)
+        except Exception as error:  # of the disk
+            cache.trouble("removing edges", error)
+
+    def _uses(self, node: Placed) -> int:
+        touch = self._cache.touched.get(node.record.key) if node.record.key not in self._cache.hot.by_key else None
+        return node.record.hits + (touch.hits if touch is not None else 0)
+
+    def _remove(self, node: Placed, warm: WarmTable | None) -> None:
+        cache, key = self._cache, node.record.key
+        hot = cache.hot.by_key.get(key)
+        if warm is not None and warm.place(key) is not None:
+            cache.hide([key, *(below.record.key for below in warm.subtree(key))])
+            cache.repairs.append(key)
+        cache.forget_hot_subtree(key)
+        cache.counters.thinned += 1
+        if hot is not None:
+            cache.touched.pop(key, None)
 
     def _place(self, key: bytes, warm: WarmTable | None) -> Placed | None:
         hot = self._cache.hot.by_key.get(key)

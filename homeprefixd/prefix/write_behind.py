@@ -301,6 +301,7 @@ class WriteBehind:
             self._cache.writing = []
             if failure is not None:
                 self._cache.touched = {**touches, **self._cache.touched}
+        self._cache.written()
         self._judge(failure)
         return failure is None or isinstance(failure, BudgetError)
 

@@ -7,6 +7,7 @@ place. The models are tiny and random (`tests/tiny_model.py`); their weights are
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -300,7 +301,7 @@ def test_edges_are_few(serve: Serve, monkeypatch: pytest.MonkeyPatch, arch: str)
         reply = [int(each.argmax()) for each in logits.of[end.rid]]
         prompt = [*prompt, *reply, *tokens(70, 10 + turn)]
     assert house.stats()["counters"]["thinned"] > 0
-    assert _edges(house) <= 1.5 * KEPT * (2 if arch in WINDOW else 1)
+    _few_edges(house, 1.5 * KEPT * (2 if arch in WINDOW else 1))
 
 
 def _start(house: House, chat: list[Message], seed: int) -> str:
@@ -312,6 +313,14 @@ def _start(house: House, chat: list[Message], seed: int) -> str:
 def _said(house: House, rid: str) -> Message:
     house.running.finish(rid)
     return Message("assistant", house.running.text(rid))
+
+
+def _few_edges(house: House, most: float) -> None:
+    """The store commits what the worker counted as saved a moment later, and thins only then."""
+    deadline = time.monotonic() + 5
+    while (edges := _edges(house)) > most and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert edges <= most
 
 
 def _edges(house: House) -> float:
@@ -331,7 +340,7 @@ def test_replies_that_are_rendered_otherwise_leave_few_edges(serve: Serve, arch:
         assert said is not None
         assert len(said) == 60
         chat.append(Message("assistant", said[30:]))
-    assert _edges(house) <= 1.5 * (1 + 2 * 3) * (2 if arch in WINDOW else 1)
+    _few_edges(house, 1.5 * (1 + 2 * 3) * (2 if arch in WINDOW else 1))
 
 
 @pytest.mark.parametrize("strips", [False, True])

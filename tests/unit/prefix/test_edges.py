@@ -322,6 +322,36 @@ def test_a_left_reply_stays_for_two_turns_and_while_somebody_may_need_it(make: M
     house.close()
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_what_becomes_superfluous_while_it_is_written_goes_then(
+    make: Make, monkeypatch: pytest.MonkeyPatch, used: bool
+) -> None:
+    house = make()
+    chat = Chat(house, 1, strips=True)
+    reply = chat.begin(list(range(200)))
+    chat.turn()
+    disk = house.cache.disk
+    assert disk is not None
+    store, thinned = disk.store, house.cache.counters.thinned
+
+    def slow(*args: Any) -> Any:
+        monkeypatch.setattr(disk, "store", store)
+        chat.turn()
+        assert chat.finds(reply)
+        if used:
+            house.restore([*reply, 1])
+        return store(*args)
+
+    monkeypatch.setattr(disk, "store", slow)
+    house.cache.write(everything=True)
+    assert chat.finds(reply) is used
+    assert house.cache.counters.thinned > thinned
+    house.cache.check_integrity()
+    house.reopen()
+    assert chat.finds(reply) is used
+    house.close()
+
+
 def test_a_reply_that_is_made_again_while_its_chat_goes_on_stays(make: Make) -> None:
     house = make()
     chat = Chat(house, 1, strips=True)
