@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 
 from ..prefix.blocks import BLOCK_TOKENS
 from .cells import CellLedger
+from .places import Place, Places
 from .restoring import Restorer
 from .sequence import Sequence
 from .shares import AGEING, Shares
@@ -23,12 +25,12 @@ class Queue:
         sharer: Sharer | None,
         cells: CellLedger,
         shares: Shares,
-        n_ctx: int,
+        places: Places,
         wake: Callable[[], None],
     ) -> None:
         self.waiting: list[Sequence] = []
         self._restorer, self._sharer, self._cells, self._shares = restorer, sharer, cells, shares
-        self._n_ctx, self._wake = n_ctx, wake
+        self._places, self._wake = places, wake
 
     def order(self, now: float) -> list[Sequence]:
         """Those whose look-up is done: urgent ones and longest cached prefixes first, with ageing and fair shares."""
@@ -61,14 +63,29 @@ class Queue:
                 return not self._restorer.planned(sequence)
         return False
 
-    def has_room(self, sequence: Sequence, residents: Collection[Sequence], shared: int) -> bool:
+    def find_place(self, sequence: Sequence) -> tuple[Place | None, Sequence | None, int]:
+        """Where it costs least and has room now, whose first cells it can use there, and how many."""
+        best: tuple[Place | None, Sequence | None, int] = (None, None, 0)
+        least = math.inf
+        for place in self._places.all:
+            if not place.ids:
+                continue
+            source, count = None, 0
+            if self._sharer is not None and place.residents and not (sequence.no_lookup or sequence.must_compute):
+                source, count = self._sharer.find(sequence, place.residents.values())
+            cost = self._places.cost(place, sequence, count)
+            if cost < least and self._has_room(sequence, place.residents.values(), count):
+                best, least = (place, source, count), cost
+        return best
+
+    def _has_room(self, sequence: Sequence, residents: Collection[Sequence], shared: int) -> bool:
         """Whether there are cells for its prompt beside `residents` in one context, `shared` of which it uses, too."""
         if not residents:
             return True
         needed = len(sequence.tokens) + BLOCK_TOKENS - shared
         coming = sum(len(other.tokens) - other.n_past for other in residents)
         used = self._cells.used({other.seq_id: other.n_past for other in residents})
-        return used + coming + needed <= self._n_ctx
+        return used + coming + needed <= self._places.n_ctx
 
     def blocks_others(self, sequence: Sequence, now: float) -> bool:
         """It has waited for cells for so long that nobody smaller may pass it."""

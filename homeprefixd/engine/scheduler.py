@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -25,13 +24,15 @@ from .adapters import Adapters
 from .admission import Queue
 from .bindings import Model
 from .cells import CellLedger
-from .chunks import SHORTEST_CALL, chunk_end, longest_call, stop_at
+from .chunks import chunk_end, stop_at
 from .context import MOST_OUTPUTS, Batch, Context
 from .edge_saving import EdgeSaver
 from .emission import last_frames
 from .failures import DecodeError, failure_of
 from .places import Place, Places
+from .prefills import Prefills
 from .replay import Replay
+from .residents import Residents
 from .restoring import Restorer
 from .sampling import Sampler
 from .saving import Saver
@@ -83,15 +84,22 @@ class Engine:
         self._adapters = adapters or Adapters()
         self.counters = counters
         self._wake = threading.Event()
-        self._cells = CellLedger()
+        cells = CellLedger()
+        self._residents = Residents(places, cells, settings.parallel, counters)
         shares = restorer is not None and restorer.shares_cells
-        self._sharer = Sharer(places, self._cells, restorer.exact, counters) if restorer and shares else None
+        self._sharer = Sharer(places, cells, restorer.exact, counters) if restorer and shares else None
         self._shares = Shares()
-        self._queue = Queue(restorer, self._sharer, self._cells, self._shares, places.n_ctx, self._wake.set)
+        self._queue = Queue(restorer, self._sharer, cells, self._shares, places, self._wake.set)
         self._inbox: deque[Sequence | str] = deque()  # a new sequence, or the rid of one to cancel
-        self._resident: dict[int, Sequence] = {}  # by sequence id, in order of admission
         self._batch = Batch(max(settings.batch, settings.parallel))
-        self._rate = 0.0  # prefill, tokens per second
+        self._prefills = Prefills(
+            settings.batch,
+            settings.max_stall,
+            self._shares,
+            counters,
+            exact=restorer is not None and restorer.exact,
+            gate=restorer.gate if restorer is not None else None,
+        )
         self._steps = 0
         self._step_began = 0.0
         self._stop_at: float | None = None
@@ -134,8 +142,8 @@ class Engine:
 
     def figures(self) -> Heartbeat:
         began = self._step_began
-        lengths = {seq_id: sequence.n_past for seq_id, sequence in list(self._resident.items())}
-        used = self._cells.used(lengths)
+        lengths = self._residents.lengths()
+        used = self._residents.used(lengths)
         return Heartbeat(
             steps=self._steps,
             step_age=time.perf_counter() - began if began else 0.0,
@@ -161,13 +169,13 @@ class Engine:
             self._wake.clear()
             worked = self.step()
             if self._stop_at is not None:
-                if not (self._resident or self._queue.waiting or self._inbox):
+                if not (self._residents or self._queue.waiting or self._inbox):
                     return
                 if time.perf_counter() >= self._stop_at:
                     self._end_all()
                     return
             if not worked:
-                self._wake.wait(_IDLE if self._resident or self._queue.waiting or self._stop_at is not None else None)
+                self._wake.wait(_IDLE if self._residents or self._queue.waiting or self._stop_at is not None else None)
 
     def step(self) -> bool:
         """One step; False if there was nothing to compute."""
@@ -176,7 +184,7 @@ class Engine:
             self._take_inbox()
         if self._queue.waiting:
             self._admit()
-        if not self._resident:
+        if not self._residents:
             return False
         self._close_holes()
         worked = restored = self._restore()
@@ -188,7 +196,7 @@ class Engine:
         if self._places.native_seconds > native:
             self.counters["decode_step_seconds"] += time.perf_counter() - began
             self.counters["decode_native_seconds"] += self._places.native_seconds - native
-        if restored and any(sequence.phase is Phase.RESTORING for sequence in self._resident.values()):
+        if restored and any(sequence.phase is Phase.RESTORING for sequence in self._residents):
             return True  # blocks are coming in: no prefill call of another, which takes longer, in between
         return self._prefill() or worked
 
@@ -198,13 +206,13 @@ class Engine:
             if isinstance(item, Sequence):
                 self._queue.waiting.append(item)
                 continue
-            for sequence in [*self._queue.waiting, *self._resident.values()]:
+            for sequence in [*self._queue.waiting, *self._residents]:
                 if sequence.request.rid == item:
                     self._finish(sequence, "cancelled")
 
     def _end_all(self) -> None:
         self._take_inbox()
-        for sequence in [*self._resident.values(), *self._queue.waiting]:
+        for sequence in [*self._residents, *self._queue.waiting]:
             self._save(sequence, tail=True)
             self._fail(sequence, UnavailableError("The daemon stopped before the reply was complete.", retry_after=5))
 
@@ -212,39 +220,20 @@ class Engine:
 
     def _admit(self) -> None:
         now = time.perf_counter()
-        residents = self._resident.values()
-        if self._is_full and all(other.urgency >= 0 for other in residents):
+        residents = self._residents
+        if residents.is_full and all(other.urgency >= 0 for other in residents):
             return
         for sequence in self._queue.order(now):
             if self._queue.is_behind(sequence, residents):
                 continue
-            if self._is_full and not self._displace(sequence):
+            if residents.is_full and not self._displace(sequence):
                 return
-            place, source, count = self._place_for(sequence)
+            place, source, count = self._queue.find_place(sequence)
             if place is None:
                 if self._queue.blocks_others(sequence, now):
                     return
                 continue
             self._enter(sequence, place, now, source, count)
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._resident) >= self._settings.parallel
-
-    def _place_for(self, sequence: Sequence) -> tuple[Place | None, Sequence | None, int]:
-        """Where it costs least and has room now, whose first cells it can use there, and how many."""
-        best: tuple[Place | None, Sequence | None, int] = (None, None, 0)
-        least = math.inf
-        for place in self._places.all:
-            if not place.ids:
-                continue
-            source, count = None, 0
-            if self._sharer is not None and place.residents and not (sequence.no_lookup or sequence.must_compute):
-                source, count = self._sharer.find(sequence, place.residents.values())
-            cost = self._places.cost(place, sequence, count)
-            if cost < least and self._queue.has_room(sequence, place.residents.values(), count):
-                best, least = (place, source, count), cost
-        return best
 
     def _displace(self, sequence: Sequence) -> bool:
         """Set a background request aside, the youngest, for want of a place. False: there is none.
@@ -252,7 +241,7 @@ class Engine:
         One that came so long before that it would have its turn first now stays, but where somebody waits for a voice.
         """
         own = head_start(sequence.request.priority)
-        for other in reversed(list(self._resident.values())):
+        for other in reversed(list(self._residents)):
             aged = other.urgency + AGEING * (sequence.request.arrived - other.request.arrived)
             if other.urgency < min(0.0, own) and other.displaced < _DISPLACED and (own > 0 or aged < own):
                 other.displaced += 1
@@ -260,18 +249,9 @@ class Engine:
                 return True
         return False
 
-    def _used(self, place: Place) -> int:
-        """Cells in use."""
-        return self._cells.used({seq_id: sequence.n_past for seq_id, sequence in place.residents.items()})
-
     def _enter(self, sequence: Sequence, place: Place, now: float, source: Sequence | None, count: int) -> None:
         self._queue.waiting.remove(sequence)
-        sequence.seq_id = place.ids.pop()
-        others = list(place.residents.values())
-        for other in (sequence, *others) if others else ():
-            other.aligned = False
-        self._resident[sequence.seq_id] = place.residents[sequence.seq_id] = sequence
-        self._cells.enter(sequence.seq_id)
+        self._residents.enter(sequence, place)
         sequence.phase = Phase.RESTORING
         sequence.stalled_since = 0.0
         if not sequence.started:
@@ -285,15 +265,15 @@ class Engine:
 
     def _restore(self) -> bool:
         worked = False
-        for sequence in list(self._resident.values()):
+        for sequence in self._residents:
             if sequence.phase is not Phase.RESTORING:
                 continue
             before = sequence.n_past
             with self._guard(sequence):
-                box = _RESTORE_SHARE * self._settings.max_stall if self._decoding else 3600.0
+                box = _RESTORE_SHARE * self._settings.max_stall if self._residents.decoding else 3600.0
                 if self._restorer is None or self._restorer.step(sequence, box):
                     if not sequence.n_past:  # nothing was restored, or it was given up: what it computes is its own
-                        self._cells.enter(sequence.seq_id)
+                        self._residents.owns_all(sequence)
                     if self._restorer is not None:
                         self._restorer.end(sequence)
                     sequence.phase = Phase.PREFILL
@@ -307,10 +287,6 @@ class Engine:
         return worked
 
     # ---- decode
-
-    @property
-    def _decoding(self) -> bool:
-        return any(place.running for place in self._places.all)
 
     def _decode(self, place: Place) -> None:
         """A step of all that run in a context. To switch adapters costs about half a step: so several of each set."""
@@ -394,7 +370,7 @@ class Engine:
 
     def _prefill(self) -> bool:
         """One call for one sequence; False if none waits for it."""
-        sequence = self._choose_prefill()
+        sequence = self._prefills.choose(self._residents)
         if sequence is None:
             return False
         place = self._places.of(sequence.seq_id)
@@ -402,15 +378,16 @@ class Engine:
             # llama.cpp would compute it all the same, without what is missing: a wrong answer that looks right.
             logger.error("request %s: its cells are not what they should be, it is computed anew", sequence.request.rid)
             self.counters["position_errors"] += 1
-            self._places.remove(sequence.seq_id)
-            self._cells.enter(sequence.seq_id)
+            self._residents.empty(sequence)
             sequence.forget_state()
             if not sequence.generated:
                 sequence.cached = 0
                 sequence.tiers.clear()
         start, total = sequence.n_past, len(sequence.tokens)
         logprobs = sequence.prompt_logprobs if sequence.must_compute else None
-        most = self._longest_call() if logprobs is None else min(self._longest_call(), MOST_OUTPUTS)
+        most = self._prefills.longest(beside_others=self._residents.decoding)
+        if logprobs is not None:
+            most = min(most, MOST_OUTPUTS)
         end = stop_at(sequence.points, start, chunk_end(start, total, most))
         local = place.local(sequence.seq_id)
         self._batch.set_prompt(sequence.array()[start:end], start, local, all_logits=logprobs is not None)
@@ -428,7 +405,7 @@ class Engine:
         if not fits:
             self._make_room(place)
             return True
-        self._account_prefill(sequence, end, time.perf_counter() - began)
+        self._prefills.account(sequence, end, time.perf_counter() - began)
         with self._guard(sequence):
             if logprobs is not None:
                 logprobs.take(start, place.context.all_logits(end - start))
@@ -438,41 +415,6 @@ class Engine:
         if sequence.phase is not Phase.ENDED:
             self._save(sequence)
         return True
-
-    def _longest_call(self) -> int:
-        """Tokens of the longest prefill call now: nobody, also one that arrives meanwhile, waits much longer for it."""
-        exact = self._restorer is not None and self._restorer.exact
-        settings = self._settings
-        whole = exact or not self._decoding
-        return longest_call(self._rate, settings.max_stall, settings.batch, whole_blocks=whole)
-
-    def _choose_prefill(self) -> Sequence | None:
-        """The one with the least to do, with ageing, so that a cached prompt is not kept waiting by a long one."""
-        best, best_worth = None, 0.0
-        now = time.perf_counter()
-        for sequence in self._resident.values():
-            if sequence.phase is Phase.PREFILL:
-                left = len(sequence.tokens) - sequence.n_past
-                worth = left - max(AGEING, self._rate / 2) * (now - sequence.request.arrived) - sequence.urgency
-                if best is None or worth < best_worth:
-                    best, best_worth = sequence, worth
-        return best
-
-    def _account_prefill(self, sequence: Sequence, end: int, seconds: float) -> None:
-        start, count = sequence.n_past, end - sequence.n_past
-        on_grid = start % BLOCK_TOKENS == 0 and count % BLOCK_TOKENS == 0
-        if count >= SHORTEST_CALL:
-            rate = count / max(seconds, 1e-9)
-            self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
-        if on_grid and sequence.aligned and sequence.grid_until == start:
-            sequence.grid_until = end
-        sequence.n_past = end
-        sequence.unsaved_cost += seconds
-        self.counters["prefill_tokens"] += count
-        self.counters["prefill_seconds"] += seconds
-        if self._restorer is not None:
-            self._restorer.gate.computed(start, count, seconds)
-        self._shares.count(sequence.request.client, prefilled=count, now=time.perf_counter())
 
     def _begin_decode(self, sequence: Sequence, place: Place) -> None:
         """The prompt is computed: sample from its last logits."""
@@ -598,30 +540,7 @@ class Engine:
         """Its cells and its place are free."""
         if self._restorer is not None:
             self._restorer.end(sequence)
-        if sequence.seq_id not in self._resident:
-            return
-        place = self._places.of(sequence.seq_id)
-        if sequence in place.running:
-            place.running.remove(sequence)
-        place.peak = max(place.peak, self._used(place))
-        del self._resident[sequence.seq_id], place.residents[sequence.seq_id]
-        self._places.remove(sequence.seq_id)
-        self._cells.leave(sequence.seq_id)
-        place.ids.append(sequence.seq_id)
-        sequence.seq_id = -1
-        if not place.residents:
-            place.peak = 0
-            self._check_empty(place)
-            place.context.clear()  # the next one begins at the first cell, so on the grid
-
-    def _check_empty(self, place: Place) -> None:
-        """Nobody is in a context: no cell, sequence id or lease may be left."""
-        left = [seq for seq in range(self._settings.parallel + 1) if place.context.pos_max(seq) != -1]
-        missing = place.all_ids.difference(place.ids)
-        if left or missing or place.running or self._cells.used(dict.fromkeys(place.all_ids, 0)):
-            logger.error("the empty context is not: cells of %s, ids %s, running %s", left, missing, place.running)
-            self.counters["integrity_errors"] += 1
-            place.running.clear()
+        self._residents.leave(sequence)
 
     def _save(self, sequence: Sequence, *, tail: bool = False) -> None:
         """Cache trouble is never the request's."""

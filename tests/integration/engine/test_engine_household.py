@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homeprefixd.engine.scheduler import Engine
+from homeprefixd.engine.prefills import Prefills
 from homeprefixd.frames.worker import Accepted, Delta, Finished, Progress
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Logits, Running
@@ -267,12 +267,12 @@ def test_calls_are_short_from_the_start_of_a_long_prompt(
     running = run(tiny("llama"), batch=512, max_stall=0.001, ctx=2048)
     running.known()
     lengths: list[int] = []
-    original = Engine._account_prefill
+    original = Prefills.account
 
-    def account(self: Engine, sequence: object, end: int, seconds: float) -> None:
+    def account(self: Prefills, sequence: object, end: int, seconds: float) -> None:
         lengths.append(end - sequence.n_past)  # type: ignore[attr-defined]
         original(self, sequence, end, seconds)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Engine, "_account_prefill", account)
+    monkeypatch.setattr(Prefills, "account", account)
     running.ask(tokens(500), 1)
     assert set(lengths) == {64, 500 % 64}

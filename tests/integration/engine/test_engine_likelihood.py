@@ -98,7 +98,7 @@ def test_one_that_is_set_aside_meanwhile_tells_each_token_once(
     original, asked = Engine._prefill, []
 
     def prefill(self: Engine) -> bool:
-        sequence = next(iter(self._resident.values()), None)
+        sequence = next(iter(self._residents), None)
         if sequence is not None and sequence.n_past == 128 and not asked:
             asked.append(sequence)
             self._set_aside(sequence)

@@ -14,6 +14,7 @@ from homeprefixd.engine.bindings import Model
 from homeprefixd.engine.context import Context
 from homeprefixd.engine.failures import DecodeError
 from homeprefixd.engine.places import Place
+from homeprefixd.engine.prefills import Prefills
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
 from homeprefixd.errors import ContextOverflowError, HomeprefixdError, RequestError, UnavailableError
@@ -169,16 +170,16 @@ def test_cells_that_are_missing_are_noticed(
     running = run(tiny("llama"), batch=64)
     running.known()
     right = running.ask(tokens(300), 20)[0]
-    original = Engine._account_prefill
+    original = Prefills.account
     lost: list[int] = []
 
-    def account(self: Engine, sequence: Sequence, end: int, seconds: float) -> None:
+    def account(self: Prefills, sequence: Sequence, end: int, seconds: float) -> None:
         original(self, sequence, end, seconds)
         if end == 192 and not lost:
             lost.append(end)
-            self._places.remove(sequence.seq_id)
+            running.engine._places.remove(sequence.seq_id)
 
-    monkeypatch.setattr(Engine, "_account_prefill", account)
+    monkeypatch.setattr(Prefills, "account", account)
     text, end = running.ask(tokens(300), 20, cache=False)
     assert lost
     assert text == right
