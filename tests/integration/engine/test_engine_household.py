@@ -158,7 +158,7 @@ def test_who_is_left_in_high_cells_moves_to_the_first(
     running = run(tiny("qwen3"), ctx=2048, pool=4096)
     running.known()
     alone = running.ask(tokens(100), 400, cache=False)[1].rid
-    long = running.start(tokens(900, 1), 1)
+    long = running.start(tokens(900, 1), 40)  # so that the other one is there before it ends
     running.wait(lambda: running.of(long, Progress))
     short = running.start(tokens(100), 400)
     running.finish(long)
