@@ -14,4 +14,4 @@ def app_name(client: str) -> str:
         ipaddress.ip_address(first.partition("%")[0])
     except ValueError:
         return client.strip() or "unknown"
-    return agent.strip().partition("/")[0] or first
+    return agent.partition("/")[0].strip() or first

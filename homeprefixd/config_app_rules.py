@@ -25,13 +25,13 @@ def parse_app_rules(value: Any) -> list[dict[str, Any]]:
 
 def _of_app(given: dict[str, Any]) -> dict[str, Any]:
     app = given.get("app", "")
-    if not isinstance(app, str) or not app.strip() or not app.isprintable():
+    if not isinstance(app, str) or not app.strip():  # any letters: what clients call themselves may have any
         raise TablesError(f"a table needs app, the name that `homeprefixd explain` shows, as in {_FORM}")
     for name, value in given.items():
         if name in _SWITCHES and value not in ("on", "off"):
-            raise TablesError(f"{name} of {app} cannot be {value!r}; allowed: on, off")
+            raise TablesError(f"{name} of {app!r} cannot be {value!r}; allowed: on, off")
         if name in _EXPRESSIONS and not (isinstance(value, str) and "\0" not in value and is_expression(value)):
-            raise TablesError(f"{name} of {app} cannot be {value!r}; allowed: a regular expression of Python's `re`")
+            raise TablesError(f"{name} of {app!r} cannot be {value!r}; allowed: a regular expression of Python's `re`")
         if name not in ("app", *_SWITCHES, *_EXPRESSIONS):
             all_of_them = ", ".join((*_SWITCHES, *_EXPRESSIONS))
             raise TablesError(f"an app's rules have no {name}; there is app, {all_of_them}")

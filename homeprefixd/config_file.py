@@ -36,24 +36,30 @@ _ACCESS_LIST = "system.posix_acl_access"
 class Applied(NamedTuple):
     """What became of a rule that is in force now."""
 
-    file: str  # where it was written; "": nowhere, so it counts until the daemon ends or reads its settings again
+    file: str  # where it was written; "": nowhere, so it counts until the daemon ends
     reason: str  # why it was not; "": it was
 
 
 def rule_line(rule: str, setting: str) -> str:
     """As it stands in the file."""
     plain = "'" not in setting and setting.isprintable() and setting != "on"
-    return f"{rule} = '{setting}'" if plain else f"{rule} = {_quoted(setting)}"
+    return f"{rule} = '{setting}'" if plain else f"{rule} = {quoted(setting)}"
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def quoted(text: str) -> str:
+    """As a value of TOML. What a terminal does not show, or shows as something else, is escaped: it can be copied."""
+    shown = json.dumps(text, ensure_ascii=False)
+    return "".join(one if one.isprintable() else _escaped(ord(one)) for one in shown)
+
+
+def _escaped(code: int) -> str:
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def rule_lines(rule: str, setting: str, app: str) -> list[str]:
     """All that is to be added to a file that has nothing of it: for one app, or ("") for all."""
     line = rule_line(rule, setting)
-    return [f"[[{SECTION}.{PER_APP}]]", f"app = {_quoted(app)}", line] if app else [f"[{SECTION}]", line]
+    return [f"[[{SECTION}.{PER_APP}]]", f"app = {quoted(app)}", line] if app else [f"[{SECTION}]", line]
 
 
 def with_rule(section: Mapping[str, Any], rule: str, setting: str, app: str) -> dict[str, Any]:
@@ -62,7 +68,7 @@ def with_rule(section: Mapping[str, Any], rule: str, setting: str, app: str) -> 
     table: dict[str, Any] = new
     if app:
         tables = new.setdefault(PER_APP, [])
-        same = [one for one in tables if str(one.get("app", "")).strip().lower() == app.lower()]
+        same = [one for one in tables if _is_of(one, app)]
         if not same:
             tables.append({"app": app})
         table = same[0] if same else tables[-1]
@@ -71,16 +77,21 @@ def with_rule(section: Mapping[str, Any], rule: str, setting: str, app: str) -> 
     return new
 
 
+def _is_of(table: Mapping[str, Any], app: str) -> bool:
+    return str(table.get("app", "")).strip().lower() == app.strip().lower()
+
+
 def apply_rule(
     rule: str, file: Path, setting: str = "on", environ: Mapping[str, str] = os.environ, app: str = ""
 ) -> str:
     """Set a rule in a TOML file, for one app or ("") for all. Its path.
 
     Nothing else in it changes, nor whose it is and who may read it; a link stays one. What is written was read again
-    before: a daemon that could be started with the file still can. Raises ConfigError with the line to add by hand; the
+    before: a daemon that could be started with the file still can. Raises ConfigError with what to change by hand; the
     file is as it was then.
     """
     place = Path(os.path.realpath(file))
+    old: str | None = None
     try:
         old = _read(place)
         tree = tomllib.loads((old or "").replace("\r\n", "\n"))
@@ -101,25 +112,56 @@ def apply_rule(
                 part.replace(place)
             _sync_directory(place.parent)
     except OSError as error:
-        raise _refused(file, rule, setting, app, f"it cannot be written: {error.strerror or error}") from error
+        reason = f"it cannot be written: {error.strerror or error}"
+        raise _refused(file, by_hand(rule, setting, app, old or ""), reason) from error
     except UnicodeDecodeError as error:
-        raise _refused(file, rule, setting, app, "it is not UTF-8 text") from error
+        raise _refused(file, by_hand(rule, setting, app), "it is not UTF-8 text") from error
     except tomllib.TOMLDecodeError as error:
-        raise _refused(file, rule, setting, app, f"it is not TOML: {error}") from error
+        raise _refused(file, by_hand(rule, setting, app), f"it is not TOML: {error}") from error
     except HomeprefixdError as error:
-        raise _refused(file, rule, setting, app, error.message) from error
+        raise _refused(file, by_hand(rule, setting, app, old or ""), error.message) from error
     return str(file)
 
 
-def by_hand(rule: str, setting: str, app: str) -> str:
-    """What a person is to add, as the end of a message."""
+def by_hand(rule: str, setting: str, app: str, text: str = "") -> str:
+    """What a person is to change, as the end of a message. `text`: of the file, where it is known: what is added to one
+    that has such a table already, or has it in one line, would not be TOML.
+    """
+    edited = _edited_if_possible(text, rule, setting, app) if text.strip() else None
+    if edited is not None:
+        return _difference(text, edited)
     if app:
         return f"add these lines at its end by hand: {' / '.join(rule_lines(rule, setting, app))}"
     return f"add this line to its section [{SECTION}] by hand: {rule_line(rule, setting)}"
 
 
-def _refused(file: Path, rule: str, setting: str, app: str, reason: str) -> ConfigError:
-    todo = by_hand(rule, setting, app)
+def _edited_if_possible(text: str, rule: str, setting: str, app: str) -> str | None:
+    """None where the file is none that can be read, has it already, or cannot have it."""
+    try:
+        tree = tomllib.loads(text.replace("\r\n", "\n"))
+        new = with_rule(tree.get(SECTION, {}), rule, setting, app)
+        edited = _edited(text, rule, setting, app, {**tree, SECTION: new})
+    except (ValueError, TypeError, AttributeError, HomeprefixdError):
+        return None
+    return edited if edited != text else None
+
+
+def _difference(before: str, after: str) -> str:
+    """From one text to the other, in words: one run of lines is another, or is new."""
+    old, new = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (before, after))
+    start = len(os.path.commonprefix([old, new]))
+    end = len(os.path.commonprefix([old[start:][::-1], new[start:][::-1]]))
+    lines = [line for line in new[start : len(new) - end] if line.strip()]
+    added, these = " / ".join(lines), "this line" if len(lines) == 1 else "these lines"
+    if start + end < len(old):
+        which = f"line {start + 1}" if start + end + 1 == len(old) else f"lines {start + 1} to {len(old) - end}"
+        return f"write {these} in place of its {which} by hand: {added}"
+    if start == len(old):
+        return f"add {these} at its end by hand: {added}"
+    return f"add {these} behind its line {start} ({old[start - 1].strip()}) by hand: {added}"
+
+
+def _refused(file: Path, todo: str, reason: str) -> ConfigError:
     return ConfigError(f"{file} was left as it is: {reason}. {todo[0].upper()}{todo[1:]}")
 
 
@@ -143,7 +185,7 @@ def _edited(text: str, rule: str, setting: str, app: str, wanted: Mapping[str, A
     """The text whose values are `wanted`. Raises ConfigError."""
     place: list[str | int]
     if app:
-        index = next(i for i, one in enumerate(wanted[SECTION][PER_APP]) if one["app"].strip().lower() == app.lower())
+        index = next(i for i, one in enumerate(wanted[SECTION][PER_APP]) if _is_of(one, app))
         setting = wanted[SECTION][PER_APP][index][rule]
         header, place = _APP_HEADER, [SECTION, PER_APP, index]
     else:
@@ -187,13 +229,13 @@ def _replaced(text: str, rule: str, block: list[str], place: Sequence[str | int]
         document = tomlkit.parse(text)
         if tomlkit.dumps(document) != text:
             return None
-        section: Any = document
-        for part in place[:2]:
-            section = section[part]
+        section: Any = document[str(place[0])]
+        if len(place) > 2:
+            if place[1] not in section:  # of a table that is written in one line, or by dotted keys
+                section[place[1]] = tomlkit.array()
+            section = section[place[1]]
         if len(place) > 2 and len(section) == place[2]:  # a list that is written in one line
-            table = tomlkit.inline_table()
-            table.update(tomllib.loads("\n".join(block[1:])))
-            section.append(table)
+            section.append(tomlkit.value(f"{{ {', '.join(block[1:])} }}"))
             return tomlkit.dumps(document)
         for part in place[2:]:
             section = section[part]

@@ -209,7 +209,7 @@ def check(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
         for one in values[APP_RULES]:
             if not is_expression(joined(values[f"stable.{name}"], one.get(name, ""))):
                 raise ConfigError(
-                    f"{origins[APP_RULES]}: {name} of {one['app']} cannot be used together with stable.{name}: it is"
+                    f"{origins[APP_RULES]}: {name} of {one['app']!r} cannot be used together with stable.{name}: it is"
                     " put behind that and a |, so it may have no flags such as (?i) at its beginning",
                     param=APP_RULES,
                 )

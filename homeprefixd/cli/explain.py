@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..config_file import apply_rule, by_hand, rule_line
+from ..config_file import apply_rule, by_hand, quoted, rule_line
 from ..errors import ConfigError, HomeprefixdError
 from ..explain.causes import GATE
 from .cache import cache_flags, daemon_of
@@ -69,10 +69,18 @@ def _write(explanation: Mapping[str, Any], given: Mapping[str, str | None]) -> s
     try:
         wanted = _wanted(given)
     except ConfigError as error:
-        raise ConfigError(f"{error.message}. Nothing was written; {by_hand(rule, setting, app)}") from error
+        raise ConfigError(f"{error.message}. Nothing was written; {by_hand(rule, setting, app, _text_of(given))}") from error
     place = apply_rule(rule, wanted, setting, app=app)
     of_app = f" for {printable(app)}" if app else ""
     return f"Written: {rule_line(rule, setting)}{of_app} in {place}. Reload or restart the daemon to use it."
+
+
+def _text_of(given: Mapping[str, str | None]) -> str:
+    """Of the file that was named; "" if it cannot be read."""
+    try:
+        return Path(given.get("config") or "").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) -> list[str]:
@@ -112,7 +120,7 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
     if explanation["rule"]:
         line = rule_line(explanation["rule"], explanation.get("setting") or "on")
         app = explanation.get("app", "")
-        where = f"in a table [[stable.per_app]] with app = {printable(app)!r}" if app else "in section [stable]"
+        where = f"in a table [[stable.per_app]] with app = {quoted(app)}" if app else "in section [stable]"
         lines.append(f"The rule that does it: {line} {where}; --apply writes it.")
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from homeprefixd import config_file
-from homeprefixd.config_file import apply_rule, rule_line
+from homeprefixd.config_file import apply_rule, by_hand, rule_line
 from homeprefixd.config_sources import Flag, load
 from homeprefixd.errors import ConfigError
 
@@ -119,7 +120,7 @@ def test_nobody_is_shut_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Path, "stat", look)
     monkeypatch.setattr(os, "chown", refuse)
-    with pytest.raises(ConfigError, match=r"owner and group.*by hand: sort_tools = \"on\""):
+    with pytest.raises(ConfigError, match=r"owner and group.*by hand: \[stable\] / sort_tools = \"on\""):
         apply_rule(RULE, file)
     assert file.read_text() == "[log]\n"
     assert os.listdir(tmp_path) == ["c.toml"]
@@ -201,7 +202,7 @@ TABLE = '[[stable.per_app]]\napp = "Home"\nsort_tools = "on"\n'
         ),
         (
             'stable.per_app = [{ app = "A", move = "x" }]\n',
-            'stable.per_app = [{ app = "A", move = "x" }, {app = "Home", sort_tools = "on"}]\n',
+            'stable.per_app = [{ app = "A", move = "x" }, { app = "Home", sort_tools = "on" }]\n',
         ),
     ],
 )
@@ -214,6 +215,46 @@ def test_a_rule_for_one_app(tmp_path: Path, before: str, after: str) -> None:
     loaded = load(environ={"HOME": str(tmp_path)}, config_file=Flag("--config", str(file))).config.stable
     assert loaded.sort_tools == "off"
     assert [one.sort_tools for one in loaded.per_app if one.app.lower() == "home"] == ["on"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        'stable = { sort_keys = "on" } # x\n[log]\nlevel = "info"\n',
+        "stable = {}\n",
+        '[log]\nlevel = "info"\n[stable]\nper_app = []  # none\n',
+        'stable.sort_keys = "on"\n',
+        'stable = { per_app = [{ app = "A", move = "x" }] }\n',
+        '[[stable.per_app]]\napp = "A"\n\n[[stable.per_app]] # b\napp = "Home"\n[log]\n',
+        '[[stable.per_app]]\r\napp = "Home"\r\nsort_tools = "off"\r\n',
+        '[log]\nlevel = "info"',
+        "",
+    ],
+)
+@pytest.mark.parametrize("app", ["Home", "tab\tapp", "nbsp\u00a0app", "zero\u200bwidth\u202ertl", "\U000e0041\x7f \\u'\""])
+def test_an_app_of_any_name_in_any_form_of_the_table(tmp_path: Path, before: str, app: str) -> None:
+    """It is written; and who is told to write it by hand, as the file may not be, has the same then."""
+    file, mine = tmp_path / "c.toml", tmp_path / "mine.toml"
+    for one in (file, mine):
+        one.write_bytes(before.encode())
+    apply_rule(RULE, file, app=app)
+    told = by_hand(RULE, "on", app, before)
+    assert told.isprintable()  # in a terminal it can be read, and copied
+    mine.write_text(as_told(before, told))
+    for one in (file, mine):
+        rules = load(environ={"HOME": str(tmp_path)}, config_file=Flag("--config", str(one))).config.stable.per_app
+        assert [rule.sort_tools for rule in rules if rule.app == app] == ["on"]
+
+
+def as_told(text: str, told: str) -> str:
+    """What a person does who reads it."""
+    lines = text.replace("\r\n", "\n").rstrip().split("\n")
+    order, _, added = told.partition(" by hand: ")
+    where = [int(number) for number in re.findall(r"lines? (\d+)(?: to (\d+))?", order) for number in number if number]
+    first, last = (len(lines), len(lines)) if not where else (where[0] - 1, where[-1])
+    if "behind" in order:
+        first = last
+    return "\n".join([*lines[:first], *added.split(" / "), *lines[last:]]) + "\n"
 
 
 def test_expressions_of_one_app_are_joined(tmp_path: Path) -> None:

@@ -269,6 +269,7 @@ async def test_the_file_has_text_only_where_it_is_wanted(tmp_path: Path, text: s
         ("192.168.1.7 ", "192.168.1.7"),
         ("kitchen tablet", "kitchen tablet"),
         ("key kitchen", "kitchen"),
+        ("127.0.0.1 tab\t/1", "tab"),  # as a table of the configuration has it
         ("", "unknown"),
     ],
 )
