@@ -65,6 +65,7 @@ class Reloader:
         pool: Pool,
     ) -> None:
         self._config = config
+        self._unwritten: list[tuple[str, str, str]] = []  # rules, settings and apps that no source of settings has
         self._load = load
         self._resolve = resolve
         self._settings = settings
@@ -74,7 +75,7 @@ class Reloader:
     async def reload(self) -> None:
         """Read, and change what can be. Never raises."""
         try:
-            new = self._load()
+            new = self._with_unwritten(self._load())
             changed = differences(self._config, new)
             if not any(name.startswith(_RULES) for name in changed):
                 self._pool.set_rules(stable_rules(self._config.stable))  # those that were too slow are tried again
@@ -88,17 +89,29 @@ class Reloader:
             logger.exception("the configuration could not be read again, the old one stays")
 
     def use_rule(self, rule: str, setting: str, app: str = "") -> bool:
-        """Set a rule of `[stable]`, for one app or ("") for all, until the configuration is read again; whether it was
-        not set so already.
+        """Set a rule of `[stable]`, for one app or ("") for all; whether the configuration as it was read last says
+        otherwise, so that it is in force until the daemon ends only.
         """
-        tree: dict[str, dict[str, Any]] = msgspec.to_builtins(self._config)
-        new = with_rule(tree["stable"], rule, setting, app)
-        if msgspec.convert({**tree, "stable": new}, Config) == self._config:
+        asked = (rule, setting, app)
+        if asked in self._unwritten:
+            return True
+        new = _with_rule(self._config, *asked)
+        if new == self._config:
             return False
-        self._config = msgspec.convert({**tree, "stable": new}, Config)
-        self._pool.set_rules(stable_rules(self._config.stable))
+        self._unwritten.append(asked)
+        self._config = new
+        self._pool.set_rules(stable_rules(new.stable))
         logger.info("%s%s is %s now%s", _RULES, rule, setting, f" for {app}" if app else "")
         return True
+
+    def _with_unwritten(self, read: Config) -> Config:
+        """A configuration with the rules that it lacks though they are in force: who was told that they are until the
+        daemon ends has not asked for another one's rule, nor for a reload.
+        """
+        self._unwritten = [one for one in self._unwritten if _with_rule(read, *one) != read]
+        for one in self._unwritten:
+            read = _with_rule(read, *one)
+        return read
 
     async def _apply(self, new: Config, changed: Mapping[str, tuple[Any, Any]]) -> None:
         waiting = [name for name in changed if name not in _AT_RUN_TIME and not name.startswith(_RULES)]
@@ -155,6 +168,11 @@ def _said(name: str, value: Any) -> str:
     if not value:
         return _ZERO[name]
     return f"{size_text(value)} a second" if name == "cache.scrub_rate" else size_text(value)
+
+
+def _with_rule(config: Config, rule: str, setting: str, app: str) -> Config:
+    tree: dict[str, dict[str, Any]] = msgspec.to_builtins(config)
+    return msgspec.convert({**tree, "stable": with_rule(tree["stable"], rule, setting, app)}, Config)
 
 
 def _with(config: Config, new: Config, names: Iterable[str]) -> Config:

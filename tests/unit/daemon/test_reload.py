@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from homeprefixd.config import CacheConfig, Config, LogConfig, ModelConfig, StableConfig
+from homeprefixd.config import AppRulesConfig, CacheConfig, Config, LogConfig, ModelConfig, StableConfig
 from homeprefixd.errors import ConfigError, UnavailableError
 from homeprefixd.frames.store import Resize, Resized
 from homeprefixd.frames.worker import StableRules
@@ -178,12 +178,27 @@ async def test_rules_count_at_once(scene: Scene, caplog: pytest.LogCaptureFixtur
     assert scene.pool.rules == StableRules(sort_tools=True, move="^Step")
 
 
-async def test_a_rule_is_used_until_the_settings_are_read_again(scene: Scene) -> None:
+async def test_a_rule_that_is_not_written_is_used_until_the_daemon_ends(scene: Scene) -> None:
     assert scene.reloader.use_rule("sort_keys", "on")
-    assert not scene.reloader.use_rule("sort_keys", "on")
+    assert scene.reloader.use_rule("sort_keys", "on")  # still not written
     assert scene.reloader.use_rule("move", "^Step")
     assert scene.reloader.use_rule("move", "^Mood")
-    assert not scene.reloader.use_rule("move", "^Step")
     assert scene.pool.rules == StableRules(sort_keys=True, move="^Step|^Mood")
     await scene.reload(OLD)
-    assert scene.pool.rules == StableRules()
+    assert scene.pool.rules == StableRules(sort_keys=True, move="^Step|^Mood")
+    written = StableConfig(sort_tools="on", move="^Room|^Step", sort_keys="on")
+    await scene.reload(msgspec.structs.replace(OLD, stable=written))
+    assert scene.pool.rules == StableRules(sort_keys=True, sort_tools=True, move="^Room|^Step|^Mood")
+    assert not scene.reloader.use_rule("sort_keys", "on")
+    await scene.reload(OLD)  # what was written is the file's affair
+    assert scene.pool.rules == StableRules(move="^Mood")
+
+
+async def test_one_apps_rule_that_is_written_ends_no_other_ones(scene: Scene) -> None:
+    assert scene.reloader.use_rule("move_volatile_line", "on", "First")
+    written = StableConfig(per_app=[AppRulesConfig("Second", move_volatile_line="on")])
+    await scene.reload(msgspec.structs.replace(OLD, stable=written))
+    assert not scene.reloader.use_rule("move_volatile_line", "on", "Second")
+    assert scene.pool.rules is not None
+    rules = {one.app: one.move_volatile_line for one in scene.pool.rules.per_app}
+    assert rules == {"First": True, "Second": True}
