@@ -149,8 +149,8 @@ def _edited_if_possible(text: str, rule: str, setting: str, app: str) -> str | N
 def _difference(before: str, after: str) -> str:
     """From one text to the other, in words: one run of lines is another, or is new."""
     old, new = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (before, after))
-    start = len(os.path.commonprefix([old, new]))
-    end = len(os.path.commonprefix([old[start:][::-1], new[start:][::-1]]))
+    start = _alike(old, new)
+    end = _alike(old[start:][::-1], new[start:][::-1])
     lines = [line for line in new[start : len(new) - end] if line.strip()]
     added, these = " / ".join(lines), "this line" if len(lines) == 1 else "these lines"
     if start + end < len(old):
@@ -159,6 +159,13 @@ def _difference(before: str, after: str) -> str:
     if start == len(old):
         return f"add {these} at its end by hand: {added}"
     return f"add {these} behind its line {start} ({old[start - 1].strip()}) by hand: {added}"
+
+
+def _alike(old: Sequence[str], new: Sequence[str]) -> int:
+    """Lines at the beginning that are the same."""
+    return next(
+        (i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new))
+    )
 
 
 def _refused(file: Path, todo: str, reason: str) -> ConfigError:

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
+from ..config_file import by_hand, rule_lines
 from ..errors import NotFoundError, RequestError
 from .errors import encode, json_response
 from .keys import APPLY_RULE, BACKEND, CONFIG, RECORDS
@@ -71,10 +72,14 @@ def _record(request: web.Request) -> Record:
 
 
 async def explain(request: web.Request) -> web.Response:
-    """`GET /cache/explain/{id}`: the record of a request and why it did not reuse more; `last` is the last one."""
+    """`GET /cache/explain/{id}`: the record of a request and why it did not reuse more; `last` is the last one.
+
+    `lines`: the rule that would help, as a configuration that has nothing of it has it.
+    """
     record = _record(request)
-    explanation = record.explanation
-    return json_response({"record": shown(record), "explanation": msgspec.to_builtins(explanation)})
+    found = record.explanation
+    lines = rule_lines(found.rule, found.setting or "on", found.app) if found is not None and found.rule else []
+    return json_response({"record": shown(record), "explanation": msgspec.to_builtins(found), "lines": lines})
 
 
 async def apply(request: web.Request) -> web.Response:
@@ -83,14 +88,14 @@ async def apply(request: web.Request) -> web.Response:
     explanation = record.explanation
     if explanation is None or not explanation.rule:
         raise RequestError("There is no rule that would help here.", param="id", code="no_rule")
+    setting, app = explanation.setting or "on", explanation.app
     use = request.app.get(APPLY_RULE)
     if use is None:
         raise RequestError(
-            f"This daemon cannot change its settings: write `{explanation.rule}` into section [stable] of the"
-            " configuration and start it again.",
+            "This daemon cannot change its settings. Before you start it again with a configuration file,"
+            f" {by_hand(explanation.rule, setting, app)}",
             code="not_supported",
         )
-    setting, app = explanation.setting or "on", explanation.app
     done = await use(explanation.rule, setting, app)
     told = {"rule": explanation.rule, "setting": setting, "app": app, "file": done.file, "reason": done.reason}
     return json_response(told)

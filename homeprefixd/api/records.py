@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from ..clients import app_name
-from ..explain.causes import EVERYBODYS
+from ..explain.causes import EVERYBODYS, title
 from ..explain.conclude import Explanation, OtherModel, conclude
 from ..explain.models_seen import ModelsSeen
 from ..frames.worker import TOO_SLOW, Account, Finished, GateDecision, Generate, Progress, SectionTokens
@@ -100,8 +100,28 @@ class App(msgspec.Struct):
     lost_s: float = 0.0
     last: float = 0.0  # Unix time, s
     causes: dict[str, float] = {}  # cause -> seconds lost
-    worst: str = ""  # id of a record whose explanation shows what costs most
-    text: str = ""  # that in a sentence
+    cause: str = ""  # the one that costs most, all its requests together
+    worst: str = ""  # id of its newest record, of those with a rule if there are
+    text: str = ""  # what was lost, and how much of it to that cause, in a sentence
+
+
+class _Loss(msgspec.Struct):
+    """What one cause has cost one app."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    places: set[str] = msgspec.field(default_factory=set)
+    shown: str = ""  # as `App.worst`
+    by_rule: bool = False  # that one has a rule
+
+    def add(self, record: Record) -> None:
+        """A newer one."""
+        self.seconds += record.lost_s
+        self.tokens += record.lost
+        self.places.add(record.place)
+        by_rule = record.explanation is not None and bool(record.explanation.rule)
+        if by_rule or not self.by_rule:
+            self.shown, self.by_rule = record.id, by_rule
 
 
 class Records:
@@ -280,7 +300,7 @@ class Records:
     def apps(self) -> list[App]:
         """Those that asked most first."""
         apps: dict[str, App] = {}
-        worst: dict[str, float] = {}
+        losses: dict[str, dict[str, _Loss]] = {}
         for record in self.recent:
             if record.warming:
                 continue
@@ -292,14 +312,16 @@ class Records:
             app.lost_s += record.lost_s
             app.last = max(app.last, record.began)
             if record.cause:
-                app.causes[record.cause] = app.causes.get(record.cause, 0.0) + record.lost_s
-                if record.lost_s >= worst.get(app.app, 0.0):
-                    worst[app.app] = record.lost_s
-                    app.worst = record.id
-        for app in apps.values():
-            found = self.find(app.worst) if app.worst else None
-            if found is not None and found.explanation is not None:
-                app.text = f"lost {_seconds(app.lost_s)} since {self._since()}, most of it to {found.explanation.title}"
+                losses.setdefault(record.app, {}).setdefault(record.cause, _Loss()).add(record)
+        for name, by_cause in losses.items():
+            app = apps[name]
+            app.causes = {cause: loss.seconds for cause, loss in by_cause.items()}
+            app.cause = max(by_cause, key=lambda cause: (by_cause[cause].seconds, by_cause[cause].tokens))
+            dearest = by_cause[app.cause]
+            app.worst = dearest.shown
+            whole, of_it = _seconds(app.lost_s), _seconds(dearest.seconds)
+            what = title(app.cause, next(iter(dearest.places)) if len(dearest.places) == 1 else "")
+            app.text = f"lost {whole} since {self._since()}, {'all' if of_it == whole else of_it} of it to {what}"
         return sorted(apps.values(), key=lambda app: -app.requests)
 
     def _since(self) -> str:

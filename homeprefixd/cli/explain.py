@@ -69,7 +69,9 @@ def _write(explanation: Mapping[str, Any], given: Mapping[str, str | None]) -> s
     try:
         wanted = _wanted(given)
     except ConfigError as error:
-        raise ConfigError(f"{error.message}. Nothing was written; {by_hand(rule, setting, app, _text_of(given))}") from error
+        raise ConfigError(
+            f"{error.message}. Nothing was written; {by_hand(rule, setting, app, _text_of(given))}"
+        ) from error
     place = apply_rule(rule, wanted, setting, app=app)
     of_app = f" for {printable(app)}" if app else ""
     return f"Written: {rule_line(rule, setting)}{of_app} in {place}. Reload or restart the daemon to use it."

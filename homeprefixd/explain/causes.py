@@ -15,6 +15,7 @@ class Cause(NamedTuple):
     title: str  # follows "lost to"; {place} is where it stands
     advice: str
     rule: str = ""  # of `chat/stable.py`
+    anywhere: str = ""  # the title without a place, where "the prompt" in its stead says nothing
 
 
 MOVE = "move_volatile_line"
@@ -61,6 +62,7 @@ CAUSES: Mapping[str, Cause] = {
         "tools that have changed: {place}",
         "Send the same tools with each request of a chat; tools stand at the beginning of a prompt, so all behind them"
         " is computed again.",
+        anywhere="tools that have changed",
     ),
     "keys_reordered": Cause(
         "JSON keys that come in another order in {place}",
@@ -92,6 +94,7 @@ CAUSES: Mapping[str, Cause] = {
     "history_edited": Cause(
         "an earlier message that was changed: {place}",
         "Leave what was sent as it is, and say what is new at the end.",
+        anywhere="an earlier message that was changed",
     ),
     "inserted_text": Cause(
         "text that was put in before the rest of {place}",
@@ -104,10 +107,12 @@ CAUSES: Mapping[str, Cause] = {
     "other_namespace": Cause(
         "another namespace ({place})",
         "What was stored under other settings of the cache cannot be used: use the same for what may be shared.",
+        anywhere="another namespace",
     ),
     "other_model": Cause(
         "another model: the same messages were computed for {place}",
         "Ask the same model; what is computed for one is of no use to another one.",
+        anywhere="another model, for which the same messages were computed",
     ),
     "evicted": Cause(
         "eviction: it was known and is not kept any more{place}",
@@ -210,7 +215,9 @@ _REPLAY = 'Set `cache.replay` to "on": then what was generated is known by its t
 
 
 def title(cause: str, place: str) -> str:
-    """In a few words, after "lost to"."""
+    """In a few words, after "lost to". `place` "": it is not known, or there are several."""
+    if not place and CAUSES[cause].anywhere:
+        return CAUSES[cause].anywhere
     if cause == "evicted":
         place = f", as {place}" if place else ""
     return CAUSES[cause].title.format(place=place or ("" if cause == "evicted" else "the prompt"))

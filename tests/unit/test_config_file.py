@@ -231,7 +231,9 @@ def test_a_rule_for_one_app(tmp_path: Path, before: str, after: str) -> None:
         "",
     ],
 )
-@pytest.mark.parametrize("app", ["Home", "tab\tapp", "nbsp\u00a0app", "zero\u200bwidth\u202ertl", "\U000e0041\x7f \\u'\""])
+@pytest.mark.parametrize(
+    "app", ["Home", "tab\tapp", "nbsp\u00a0app", "zero\u200bwidth\u202ertl", "\U000e0041\x7f \\u'\""]
+)
 def test_an_app_of_any_name_in_any_form_of_the_table(tmp_path: Path, before: str, app: str) -> None:
     """It is written; and who is told to write it by hand, as the file may not be, has the same then."""
     file, mine = tmp_path / "c.toml", tmp_path / "mine.toml"

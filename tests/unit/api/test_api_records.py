@@ -22,6 +22,8 @@ from homeprefixd.clients import app_name
 from homeprefixd.config import RecordsConfig, ServerConfig
 from homeprefixd.config_file import Applied
 from homeprefixd.errors import UnavailableError, WorkerDiedError
+from homeprefixd.explain.causes import title
+from homeprefixd.explain.conclude import Explanation
 from homeprefixd.frames.worker import (
     TOO_SLOW,
     Accepted,
@@ -121,6 +123,7 @@ async def test_an_explanation(client: TestClient, backend: ScriptedBackend) -> N
         assert told["seconds_lost"] == pytest.approx(30 * 0.018 / 36)
         assert told["rule"] == "move_volatile_line"
         assert "a clock or date in the system message" in told["text"]
+        assert found["lines"] == ["[[stable.per_app]]", 'app = "HomeApp"', 'move_volatile_line = "on"']
     metrics = await (await client.get("/metrics")).text()
     assert 'homeprefixd_lost_tokens_total{cause="clock",model="demo"} 30.0' in metrics
     assert 'homeprefixd_stable_rules_total{model="demo",rule="drop_billing_line"} 1.0' in metrics
@@ -275,6 +278,47 @@ async def test_the_file_has_text_only_where_it_is_wanted(tmp_path: Path, text: s
 )
 def test_names_of_apps(client: str, app: str) -> None:
     assert app_name(client) == app
+
+
+def lose(
+    kept: Records, rid: str, cause: str, seconds: float, place: str = "", rule: str = "", app: str = "Home"
+) -> None:
+    """A request that ended, and lost something."""
+    told = Explanation(
+        id=rid, cause=cause, title=title(cause, place), text="", place=place, token=0, lead="", before="", after="",
+        prompt=99, reused=0, tokens_lost=50, seconds_lost=seconds, advice="", rule=rule,
+    )  # fmt: skip
+    record = Record(rid, app, app, "demo", began=1.0, cause=cause, place=place, lost=50, lost_s=seconds)
+    record.explanation = told
+    kept.begin(record)
+    kept.end(record, "finished")
+
+
+def test_the_cause_that_costs_an_app_most() -> None:
+    """By the sum of its requests, not by the dearest one; shown by the newest with a rule, if there is one."""
+    kept = Records()
+    lose(kept, "dear", "changed_text", 30.0, "the system message")
+    for number in range(5):
+        rule = "move_volatile_line" if number == 3 else ""
+        lose(kept, f"clock{number}", "clock", 8.0, "the system message", rule)
+    lose(kept, "other", "clock", 99.0, "the system message", "move_volatile_line", app="Other")
+    home, other = kept.apps()
+    assert (home.cause, home.worst) == ("clock", "clock3")
+    assert home.causes == {"changed_text": 30.0, "clock": 40.0}
+    assert home.text.startswith("lost 70 s since ")
+    assert home.text.endswith(", 40 s of it to a clock or date in the system message")
+    assert other.text.endswith(", all of it to a clock or date in the system message")
+    lose(kept, "elsewhere", "clock", 8.0, "message 1 (user)")
+    assert kept.apps()[0].text.endswith(", 48 s of it to a clock or date in the prompt")  # places do not agree
+
+
+def test_what_an_app_lost_in_several_places_or_without_a_rule() -> None:
+    kept = Records()
+    for number in range(3):
+        lose(kept, f"r{number}", "tools_changed", 1.0, f"tool{number} is new")
+    [app] = kept.apps()
+    assert app.worst == "r2"
+    assert app.text.endswith(", all of it to tools that have changed")
 
 
 def test_days() -> None:
