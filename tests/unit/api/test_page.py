@@ -122,6 +122,38 @@ async def test_the_rule_by_one_click(shown: tuple[browser.Tab, ScriptedBackend, 
     assert "In force" in said
 
 
+async def test_why_of_a_request_that_is_not_in_the_list_any_more(
+    shown: tuple[browser.Tab, ScriptedBackend, TestServer],
+) -> None:
+    tab, backend, server = shown
+
+    async def use(rule: str, setting: str, app: str) -> Applied:
+        return Applied("/etc/c.toml", "")
+
+    with pytest.warns(DeprecationWarning, match="started"):  # a daemon sets it before
+        server.app[APPLY_RULE] = use
+    for _ in range(5):
+        await ask(server, "HomeApp/1.0")  # what it lost is worth a word
+    backend.script = script(None)
+    for _ in range(55):
+        await ask(server, "Newer/1")
+    await tab.until("latest.apps.some((app) => app.requests === 55)")
+    assert "HomeApp" not in await text(tab, "recent")
+    await tab.value("document.querySelector('[data-key=appHomeApp]').click()")
+    await tab.until("document.querySelector('#recent pre del')?.textContent === '21:15'")
+    row = "document.querySelector('#recent li:last-child')"
+    assert await tab.value(f"{row}.contains(document.activeElement)")  # it is what the keyboard is at
+    await tab.until("document.querySelector('#recent button.main') !== null")
+    await ask(server, "Newest/1")
+    await tab.until("document.getElementById('recent').innerText.includes('Newest')")
+    assert "HomeApp" in await text(tab, "recent")  # newer ones do not push out what is read
+    await tab.value("document.querySelector('#recent button.main').click()")
+    await tab.until("document.getElementById('recent').innerText.includes('In force')")
+    await tab.value(f"{row}.querySelector('button').click()")
+    await tab.until("!document.getElementById('recent').innerText.includes('HomeApp')")
+    assert await tab.value("document.querySelectorAll('#recent > li').length") == 50
+
+
 async def test_warming(shown: tuple[browser.Tab, ScriptedBackend, TestServer]) -> None:
     tab, backend, _server = shown
     backend.loaded = [msgspec.structs.replace(MODEL, namespace={"salt": ""}, least=16)]
@@ -162,12 +194,18 @@ async def test_what_is_answered_now(shown: tuple[browser.Tab, ScriptedBackend, T
 async def test_every_size_and_both_colours(
     shown: tuple[browser.Tab, ScriptedBackend, TestServer], tmp_path: Path, width: int, dark: bool
 ) -> None:
-    tab, _backend, _server = shown
+    tab, _backend, server = shown
+    name = "A" * 190
+    await ask(server, f"{name}/1.0")
+    await tab.until(f"document.getElementById('recent').innerText.includes('{name}')")
+    await tab.value("loadPrefixes()")
     await tab.screen(width, 800, dark=dark, phone=width < 600)
     await tab.value("document.querySelector('#recent button').click()")
     await tab.until("document.querySelector('#recent pre') !== null")
     wide = await tab.value("document.documentElement.scrollWidth")
     assert wide <= width  # nothing hangs over
+    assert await tab.value(f"[...document.querySelectorAll('[title={name}]')].every((n) => n.offsetHeight < 80)")
+    assert await tab.value(f"document.querySelectorAll('[title={name}]').length") >= 3
     for part in ("body", ".small", "button.main", "pre del"):
         ratio = await tab.value(f"({CONTRAST})(document.querySelector({part!r}))")
         assert ratio >= 4.5, (part, ratio)  # as WCAG AA asks for
