@@ -16,12 +16,13 @@ from ..config_sources import cache_directory
 from ..errors import HomeprefixdError, NotFoundError, UnavailableError
 from ..program import typed
 from ..sizes import size_text
-from .output import Column, Output, age_text, count_text, counted, seconds_text
+from .output import Column, Output, age_text, count_text, counted, printable, seconds_text, shortened
 from .reach import api_key, call, check_url, reach, remember, running_daemon
 from .settings import json_flag, load_settings, setting_flags
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
+_NAME = 24  # letters of an app, which may call itself anything; `top --json` has them all
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -113,7 +114,8 @@ def today(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("prompt tokens reused today", f"{count_text(day['reused'])} of {count_text(day['prompt'])}{share}"),
         ("first token, median", ", ".join(waits) or "nothing was asked since the start"),
     ]
-    rows += [(f"lost by {app['app']}", app["text"]) for app in seen["apps"] if app["lost_s"] >= 0.05]
+    lost = [app for app in seen["apps"] if app["lost_s"] >= 0.05]
+    rows += [(f"lost by {shortened(printable(app['app']), _NAME)}", app["text"]) for app in lost]
     return rows
 
 

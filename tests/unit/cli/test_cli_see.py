@@ -62,7 +62,12 @@ OVERVIEW: dict[str, Any] = {
     },
     "first_ms": {"cold": 9830.0, "warm": 112.0},
     "apps": [
-        {"app": "HomeApp", "requests": 12, "lost_s": 9.7, "text": "lost 9.7 s since 08:00, most of it to a clock"}
+        {
+            "app": "HomeApp",
+            "requests": 12,
+            "lost_s": 9.7,
+            "text": "lost 9.7 s since 08:00, 7.5 s of it to a clock or date in the system message",
+        }
     ],
     "running": [{**RECORD, "state": "prefill", "done": 1000, "began": 1_795_986_925.0}],
     "recent": [RECORD],
@@ -99,7 +104,7 @@ def test_top_in_a_pipe(command: Callable[..., Any], seen: Any) -> None:
         "RAM ██████████░░░░░░░░░░ 1.0 GiB of 2.0 GiB",
         "1,000 of 2,231",
         "clock",
-        "most of it to a clock",
+        "7.5 s of it to a clock or date in the system message",
     ):
         assert text in said.out
     assert json.loads(command("top", "--url", seen.url, "--json").out) == OVERVIEW
@@ -207,7 +212,7 @@ def test_a_rule_of_one_app_is_written_for_it(command: Callable[..., Any], seen: 
     file.write_text("")
     seen.answers["GET /cache/explain/last"] = 200, {"record": RECORD, "explanation": {**EXPLANATION, "app": "HomeApp"}}
     said = command("explain", "--apply", "--url", seen.url, "--config", str(file))
-    assert "[[stable.per_app]] with app = 'HomeApp'" in said.out
+    assert '[[stable.per_app]] with app = "HomeApp"' in said.out
     table = {"app": "HomeApp", "move_volatile_line": "on"}
     assert tomllib.loads(file.read_text()) == {"stable": {"per_app": [table]}}
 
@@ -257,7 +262,21 @@ def test_stats_say_what_was_saved_today(command: Callable[..., Any], seen: Any) 
     rows = [" ".join(line.split()) for line in command("stats", "--url", seen.url).out.splitlines()]
     assert "saved today 71.50 s" in rows
     assert "first token, median cold 9.83 s, warm 112 ms" in rows
-    assert "lost by HomeApp lost 9.7 s since 08:00, most of it to a clock" in rows
+    assert "lost by HomeApp lost 9.7 s since 08:00, 7.5 s of it to a clock or date in the system message" in rows
+
+
+def test_stats_with_an_app_of_a_long_name(command: Callable[..., Any], seen: Any) -> None:
+    from test_cli_cache import STATS
+
+    name = "Begin" + "A" * 180 + "End"
+    apps = [{**app, "app": name} for app in OVERVIEW["apps"]]
+    seen.answers["GET /cache/stats"] = 200, STATS
+    seen.answers["GET /cache/overview"] = 200, {**OVERVIEW, "apps": apps}
+    said = command("stats", "--url", seen.url).out
+    assert "lost by Begin" in said
+    assert max(map(len, said.splitlines())) <= 120
+    assert max(map(len, command("top", "--url", seen.url).out.splitlines())) <= 120
+    assert name in command("top", "--json", "--url", seen.url).out
 
 
 def test_a_saving_that_is_not_known_is_not_told_as_none(command: Callable[..., Any], seen: Any) -> None:
