@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from . import budgets, listen, logs, machine
 from .api.keyring import KeyRing, ring_of, secret_in
 from .config import Config, RecordsConfig, ServerConfig
-from .config_file import Applied, apply_rule
+from .config_file import Applied
 from .config_sources import OWNER_FD, cache_directory
 from .daemon_file import DaemonFile
 from .errors import ConfigError, StoreError, UnavailableError
@@ -325,18 +325,7 @@ class Daemon:
         """Put a rule of `[stable]` in force, and write it into the configuration file if that may be written."""
         if self._reloader is None:
             raise UnavailableError("the daemon is starting", retry_after=2)
-        file, written, reason = self._settings_file(), "", "there is no configuration file, and no home for one"
-        if file is not None:
-            try:
-                written = await asyncio.to_thread(apply_rule, rule, file, setting, app=app)
-                reason = ""
-            except ConfigError as error:
-                reason = error.message
-        if written:
-            await self._reloader.reload()
-        if self._reloader.use_rule(rule, setting, app) and written:
-            written, reason = "", f"{written} has it now, but something else that says otherwise wins"
-        return Applied(written, reason)
+        return await self._reloader.apply_rule(rule, setting, app, self._settings_file)
 
     def _show(self) -> None:
         """Tell systemd and whoever watches what the models are doing."""

@@ -6,17 +6,19 @@ says why, the old one stays.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from .config import Config
-from .config_file import with_rule
-from .errors import HomeprefixdError
+from .config_file import Applied, apply_rule, by_hand, with_rule
+from .errors import ConfigError, HomeprefixdError
 from .frames.store import Resize
 from .models.loading import stable_rules
 from .models.pool import Pool
@@ -87,6 +89,28 @@ class Reloader:
             logger.error("the configuration cannot be used, the old one stays: %s", error.message)
         except Exception:
             logger.exception("the configuration could not be read again, the old one stays")
+
+    async def apply_rule(self, rule: str, setting: str, app: str, settings_file: Callable[[], Path | None]) -> Applied:
+        """Put a rule of `[stable]` in force, and write it into the configuration file if that may be written.
+
+        `settings_file`: the one in use, or the user's own; may raise ConfigError.
+        """
+        written, reason = "", "there is no configuration file, and no home for one"
+        try:
+            file = await asyncio.to_thread(settings_file)
+        except ConfigError as error:  # what was fit at the start is not any more
+            file, reason = None, f"{error.message}. Mend that, then {by_hand(rule, setting, app)}"
+        if file is not None:
+            try:
+                written = await asyncio.to_thread(apply_rule, rule, file, setting, app=app)
+                reason = ""
+            except ConfigError as error:
+                reason = error.message
+        if written:
+            await self.reload()
+        if self.use_rule(rule, setting, app) and written:
+            written, reason = "", f"{written} has it now, but something else that says otherwise wins"
+        return Applied(written, reason)
 
     def use_rule(self, rule: str, setting: str, app: str = "") -> bool:
         """Set a rule of `[stable]`, for one app or ("") for all; whether the configuration as it was read last says

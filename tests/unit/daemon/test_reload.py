@@ -194,6 +194,25 @@ async def test_a_rule_that_is_not_written_is_used_until_the_daemon_ends(scene: S
     assert scene.pool.rules == StableRules(move="^Mood")
 
 
+async def test_a_rule_is_in_force_whatever_the_file_is(scene: Scene, tmp_path: Path) -> None:
+    def broken() -> Path:
+        raise ConfigError("c.toml: there is no setting model.x")
+
+    done = await scene.reloader.apply_rule("move_volatile_line", "on", "First", broken)
+    assert done.file == ""
+    assert "there is no setting model.x. Mend that, then add these lines" in done.reason
+    assert scene.pool.rules is not None
+    assert [one.app for one in scene.pool.rules.per_app] == ["First"]
+    scene.new = msgspec.structs.replace(
+        OLD, stable=StableConfig(per_app=[AppRulesConfig("Second", move_volatile_line="on")])
+    )
+    file = tmp_path / "c.toml"
+    done = await scene.reloader.apply_rule("move_volatile_line", "on", "Second", lambda: file)
+    assert done == (str(file), "")
+    assert 'app = "Second"' in file.read_text()
+    assert sorted(one.app for one in scene.pool.rules.per_app) == ["First", "Second"]
+
+
 async def test_one_apps_rule_that_is_written_ends_no_other_ones(scene: Scene) -> None:
     assert scene.reloader.use_rule("move_volatile_line", "on", "First")
     written = StableConfig(per_app=[AppRulesConfig("Second", move_volatile_line="on")])
