@@ -293,7 +293,7 @@ class Cache:
             self.pins.left_memory(hot.node)
         if hot.queued or self.queue.lacks_room_for(hot):
             self.counters.dropped_nodes += 1
-            self.queue.remove(hot)
+        self.queue.remove(hot)
 
     def _why_unwritten(self, hot: HotNode) -> Why:
         """Why a node that leaves RAM is not on disk."""
@@ -322,14 +322,13 @@ class Cache:
         if self._behind is not None:
             self._behind.write_path(path)
 
-    def requeue(self) -> None:
-        """*Writer.* What is in RAM only and does not wait to be written waits again, or for room to wait."""
-        if self.spares_disk:
-            return  # nothing may be written today; tomorrow it is called again
-        with self.lock:
-            for hot in sorted(self.hot.by_key.values(), key=lambda hot: hot.node.end):
-                if not hot.warm and not hot.queued:
-                    self.queue.add(hot, self.clock())
+    def requeue(self, most: int | None = None) -> None:
+        """*Writer.* There may be room now for what was refused: what of it would be written waits again.
+
+        `most`: bytes of state, about, where only so much room was made.
+        """
+        if self._behind is not None:
+            self._behind.requeue(most)
 
     def resize(self, limit: int) -> int:
         """*Writer.* Have another budget of disk from now on, in bytes; the store shrinks to it in steps.
@@ -394,10 +393,11 @@ class Cache:
             return table.get(place) is not None
 
     def removed_by_hand(self) -> None:
-        """*Writer.* Nodes were purged from the disk: what was refused for want of room may be tried again."""
-        self.pins.forget_missing()
+        """*Writer.* There is more room on the disk: what was refused for want of it may be tried again."""
         if self._behind is not None:
             self._behind.try_again()
+            self.requeue()
+            self.wake()
 
     # ---------------------------------------------------------------------------------------------------- faults
 

@@ -286,6 +286,19 @@ class Disk(DiskFile):
             gone += victims
         return bool(victims)
 
+    def would_go(
+        self, need: int, may_evict: Callable[[bytes], bool], holds: Callable[[Record], bool] | None = None
+    ) -> list[tuple[float, int]]:
+        """How overdue (`policy.overdue`) that is which would go for about `need` bytes, and its bytes, in the order
+        of going; of those that `holds` says. Nothing goes. Raises DiskTroubleError.
+        """
+        try:
+            victims = self._victims(need, may_evict, holds=holds)
+        except lmdb.Error as error:
+            raise disk_error(error, self._file) from error
+        now = self._wall()
+        return [(overdue(rank_of(self._order_row(node)), now), node.record.stored) for node in victims]
+
     def _victims(
         self,
         need: int,

@@ -213,6 +213,10 @@ class HotTier:
             if not (hot.leases or hot.children) and hot.node.record.last_use <= before and hot.key != keep
         )
 
+    def overdue(self, hot: HotNode) -> float:
+        """See `policy.overdue`: the higher, the less it is worth."""
+        return overdue(self._rank_of(hot), self._wall())
+
     def _most_overdue(self, among: Iterable[HotNode]) -> HotNode | None:
         now = self._wall()
         return max(among, key=lambda hot: overdue(self._rank_of(hot), now), default=None)

@@ -1,7 +1,8 @@
 """Pins: prefixes that somebody wants kept on disk, whatever they are worth.
 
 A pin is a place in the tree, a parent's key and the tokens after it, not a node: where a longer node has taken the
-place of the one that was pinned, it holds that one. What is above a pinned node stays because it has a child. Pins are
+place of the one that was pinned, it holds that one. What is above a pinned node stays because it has a child. Of a path
+that is on disk in part, its last node there is held: a pin knows the keys of its path, which never change. Pins are
 rows of a table of their own, so they survive a restart; they do not keep anything in RAM.
 """
 
@@ -45,7 +46,9 @@ class PinRow(msgspec.Struct, array_like=True, frozen=True):
     label: str
     created: float  # Unix time, s
     expires: float  # Unix time, s; 0: never
-    part: bytes = b""  # key of the last node of its path that was on disk, where that was not its own
+    path: bytes = (
+        b""  # keys of the nodes above its place, from the prompt's start; rows of before have none, or the last
+    )
 
 
 Rows = dict[bytes, PinRow]
@@ -103,19 +106,25 @@ class Pins:
         """
         found: set[bytes] = set()
         for place, row in self.live().items():
-            needed = None
             if row.namespace not in without:
-                needed = edges_of(self._cache.namespaces.get(row.namespace, {}))
-            end = _end(place, row)
-            node = holder(tables, place) if needed is not None else None
-            while needed is not None and node is not None:
-                edge = edge_of(tables, node.record.key)
-                if edge is not None:
-                    found.add(edge.record.key)
-                if node.record.start <= end - max(1, needed.window):
-                    break
-                node = place_of(node.parent)
+                found.update(self._edges_of(place, row, tables, place_of))
         return frozenset(found)
+
+    def _edges_of(
+        self, place: bytes, row: PinRow, tables: Sequence[NodeTable], place_of: Callable[[bytes], Placed | None]
+    ) -> list[bytes]:
+        """Those of one pin, the last first."""
+        found: list[bytes] = []
+        needed = edges_of(self._cache.namespaces.get(row.namespace, {}))
+        node = holder(tables, place) if needed is not None else None
+        while needed is not None and node is not None:
+            edge = edge_of(tables, node.record.key)
+            if edge is not None:
+                found.append(edge.record.key)
+            if node.record.start <= _end(place, row) - max(1, needed.window):
+                break
+            node = place_of(node.parent)
+        return found
 
     def kept(self, tables: Sequence[NodeTable]) -> dict[bytes, list[tuple[int, PinRow]]]:
         """Keys of the nodes that pins hold: the tokens from the prompt's start that are pinned, and the pin."""
@@ -151,55 +160,33 @@ class Pins:
     # -------------------------------------------------------------------------------------------------- writer
 
     def protected(self) -> frozenset[bytes]:
-        """*Writer.* Keys of nodes on disk that must not be evicted. Forgets what has expired."""
+        """*Writer.* Keys of nodes on disk that must not be evicted: of each pin the last one of its path that is there.
+
+        Forgets what has expired.
+        """
         if self._disk is None or not self.rows:
             return frozenset()
         self._forget(self.rows.keys() - self.live().keys())
         stale = set(self._cache.usage.stale(self._cache.namespaces))
         with self._disk.table() as warm:
-            kept = self.kept([warm])
             edges = self.edges([warm], warm.place, stale)
-            whole = {row for pins in kept.values() for _end, row in pins}
-            parts = {
-                place: self._part(place, row, warm)
-                for place, row in self.rows.items()
-                if row not in whole and row.namespace not in stale
-            }
-        nodes = {key for key, pins in kept.items() if any(row.namespace not in stale for _end, row in pins)}
-        for place, part in parts.items():
-            if part != self.rows[place].part:
-                self._note_part(place, part)
-        return edges.union(nodes, filter(None, parts.values()))
+            rows = [(place, row) for place, row in self.rows.items() if row.namespace not in stale]
+            last = [_last([warm], warm.place, place, row) for place, row in rows]
+        return edges.union(node.record.key for node in last if node is not None)
 
-    def _part(self, place: bytes, row: PinRow, warm: WarmTable) -> bytes:
-        """Key of the last node on disk of a pin's path, as far as it is known; b"" if there is none.
+    def ends(self) -> dict[bytes, list[bytes]]:
+        """Keys of the nodes with which what is stored of pins ends, in any tier, and the places of those pins."""
+        found: dict[bytes, list[bytes]] = {}
+        with self._cache.view() as (tables, warm):
+            for place, row in self.rows.items():
+                node = _last(tables, lambda key: _node(self._cache, warm, key), place, row)
+                if node is not None:
+                    found.setdefault(node.record.key, []).append(place)
+        return found
 
-        What is above is found by way of what is in RAM, or was noted then.
-        """
-        with self._cache.lock:
-            node = holder([self._cache.hot.table], place)
-        key = node.record.key if node is not None else place[:KEY_BYTES]
-        while (found := warm.place(key)) is None:
-            with self._cache.lock:
-                hot = self._cache.hot.by_key.get(key)
-            if hot is None:
-                return row.part if row.part and warm.place(row.part) is not None else b""
-            key = hot.node.parent
-        return found.record.key
-
-    def _note_part(self, place: bytes, part: bytes) -> None:
-        try:
-            self._put(place, msgspec.structs.replace(self.rows[place], part=part))
-        except HomeprefixdError as error:
-            log.debug("%s", error.message)
-
-    def forget_missing(self) -> None:
-        """*Writer.* Pins of what is in no tier go: it was purged."""
-        if not self.rows:
-            return
-        with self._cache.view() as (tables, _warm):
-            gone = [place for place in self.rows if holder(tables, place) is None]
-        self._forget(gone)
+    def purged(self, places: Container[bytes], namespaces: Container[bytes]) -> None:
+        """*Writer.* Pins go of which the last node was purged, and all of `namespaces`."""
+        self._forget(place for place, row in self.rows.items() if place in places or row.namespace in namespaces)
 
     def pin(self, wanted: Pin) -> list[PinInfo]:
         """*Writer.* Add a pin, or list all where none is named. Raises HomeprefixdError."""
@@ -214,24 +201,32 @@ class Pins:
         if place not in self.rows and len(self.rows) >= MAX_PINS:
             raise RequestError(f"{MAX_PINS} prefixes are pinned already: unpin others first")
         now = self._wall()
-        row = PinRow(namespace, start, wanted.label, now, now + wanted.ttl if wanted.ttl else 0.0)
+        with self._cache.view() as (_tables, warm):
+            path = b"".join(_above(self._cache, warm, place))
+        row = PinRow(namespace, start, wanted.label, now, now + wanted.ttl if wanted.ttl else 0.0, path)
         self._put(place, row)
-        self._cache.write_path(self._unwritten(place))  # at once, so that the answer can say whether it fits
+        self._cache.write_path(self.unwritten({place: row}))  # at once, so that the answer can say whether it fits
         made = self.describe({place: row})
-        self._cache.requeue()  # what else is in RAM only
         self._cache.wake()
         return made
 
-    def _unwritten(self, place: bytes) -> list[HotNode]:
-        """What is in RAM only of the path to a place's node, parents first."""
-        found: list[HotNode] = []
-        with self._cache.view() as (tables, _warm):
-            node = holder(tables, place)
-            at = self._cache.hot.by_key.get(node.record.key) if node is not None else None
-            while at is not None and not at.warm:
-                found.append(at)
-                at = self._cache.hot.by_key.get(at.node.parent)
-        return found[::-1]
+    def unwritten(self, rows: Rows) -> list[HotNode]:
+        """What is in RAM only of what pins hold, and of what is needed to go on from it, parents first."""
+        found: dict[HotNode, None] = {}
+        with self._cache.view() as (tables, warm):
+            by_key = self._cache.hot.by_key
+            for place, row in rows.items():
+                node = holder(tables, place)
+                ends: list[bytes] = [node.record.key] if node is not None and node.record.start == row.start else []
+                ends += self._edges_of(place, row, tables, lambda key: _node(self._cache, warm, key))
+                for key in ends:
+                    way: list[HotNode] = []
+                    at = by_key.get(key)
+                    while at is not None and not at.warm and at not in found:
+                        way.append(at)
+                        at = by_key.get(at.node.parent)
+                    found.update(dict.fromkeys(reversed(way)))
+        return list(found)
 
     def unpin(self, wanted: Unpin) -> list[PinInfo]:
         """*Writer.* Remove pins; returns them. Raises HomeprefixdError."""
@@ -245,55 +240,65 @@ class Pins:
         if not chosen and not wanted.all:
             raise NotFoundError(f"nothing is pinned by that name; {typed('pin')} lists what is pinned")
         found = self.describe({place: row for place, row in live.items() if place in chosen})
+        gone = [self._last_on_disk(place, live[place]) for place in chosen]
         for place in chosen:
             self._put(place, None)
-        self._cache.requeue()  # another pin may fit now
+        self._cache.requeue(sum(map(self._bytes, gone)))  # another may fit now
         self._cache.wake()
         return found
+
+    def _last_on_disk(self, place: bytes, row: PinRow) -> Placed | None:
+        with self._cache.view() as (_tables, warm):
+            return _last([warm], warm.place, place, row) if warm is not None else None
+
+    def _bytes(self, node: Placed | None) -> int:
+        """Of state, of a node on disk and all above it."""
+        with self._cache.view() as (_tables, warm):
+            found = 0
+            while node is not None and warm is not None:
+                found += node.record.size
+                node = warm.place(node.parent)
+            return found
 
     def describe(self, rows: Rows) -> list[PinInfo]:
         """For people, in the order in which they were made."""
         found = []
         with self._cache.view() as (tables, warm):
             for place, row in sorted(rows.items(), key=lambda item: item[1].created):
-                node = holder(tables, place)
+                node = shown = holder(tables, place)
                 tiers: list[str] = []
                 kept, reason = 0, "nothing of it is stored any more"
                 if node is not None:
                     hot = self._cache.hot.by_key.get(node.record.key)
                     stored = warm is not None and warm.get(node.tree_key) is not None
                     tiers = [name for name, there in (("hot", hot is not None), ("warm", stored)) if there]
-                    kept = min(_end(place, row), self._on_disk(node, warm))
                     waits = hot is not None and hot.queued and self._cache.warm_state == "ok"
                     reason = "it waits to be written" if waits else self._reason()
-                part = warm.place(row.part) if node is None and row.part and warm is not None else None
-                if part is not None:
-                    kept, reason = min(_end(place, row), part.end), self._reason()
+                last = _last([warm], warm.place, place, row) if warm is not None else None
+                if last is not None:
+                    kept = min(_end(place, row), last.end)
+                    if node is None:
+                        shown, tiers = last, ["warm"]
+                        reason = (
+                            f"the rest is in memory no longer: once there is room, send it again or {typed('warm')} it"
+                        )
                 if kept == _end(place, row):
                     reason = ""
                 found.append(
                     PinInfo(
-                        node.record.key.hex()[:ID_CHARACTERS] if node is not None else "",
+                        shown.record.key.hex()[:ID_CHARACTERS] if shown is not None else "",
                         model_label(self._cache.namespaces.get(row.namespace, {})),
                         row.label,
                         _end(place, row),
                         row.created,
                         row.expires,
-                        node.record.preview if node is not None else "",
+                        shown.record.preview if shown is not None else "",
                         tiers,
                         kept,
                         reason,
                     )
                 )
         return found
-
-    def _on_disk(self, node: Placed, warm: WarmTable | None) -> int:
-        """Tokens from the prompt's start to where of a node's path nothing more is on disk."""
-        at: Placed | None = node if warm is not None else None
-        while at is not None and warm is not None and warm.get(at.tree_key) is None:
-            above = self._cache.hot.by_key.get(at.parent)
-            at = above.node if above is not None else warm.place(at.parent)
-        return at.end if at is not None else 0
 
     def _find(self, wanted: Pin | Unpin) -> tuple[bytes, int, bytes]:
         """Place, position of its first token, namespace. Raises NotFoundError."""
@@ -331,11 +336,11 @@ class Pins:
         return found
 
     def _named(self, wanted: Unpin, live: Rows) -> set[bytes]:
-        """Pins that lie on the path to what is named, or at it."""
+        """Pins that lie on the path to what is named, or at it, or of which no more is stored than that."""
         if wanted.prefix:
             with self._cache.view() as (tables, warm):
                 node = find(self._cache, warm, wanted.prefix)
-                held = {place for place in live if (at := holder(tables, place)) and at.record.key == node.record.key}
+                held = live.keys() & self.ends().get(node.record.key, ())
                 if held:
                     return held
                 return live.keys() & _path(self._cache, node)
@@ -388,6 +393,40 @@ def _place(step: Step) -> bytes:
     return step.node.tree_key[: KEY_BYTES + 4 * step.use]
 
 
+def _last(
+    tables: Sequence[NodeTable], place_of: Callable[[bytes], Placed | None], place: bytes, row: PinRow
+) -> Placed | None:
+    """The last node of a pin's path that is there; None if there is none. `place_of`: a node by its key."""
+    node = holder(tables, place)
+    if node is not None and node.record.start == row.start:
+        return node
+    path = row.path or place[:KEY_BYTES]
+    found, low, high = None, 0, len(path) // KEY_BYTES
+    while low < high:  # a node is there only where its parent is
+        middle = (low + high) // 2
+        node = place_of(path[middle * KEY_BYTES : (middle + 1) * KEY_BYTES])
+        if node is not None:
+            found, low = node, middle + 1
+        else:
+            high = middle
+    return found
+
+
+def _node(cache: Cache, warm: WarmTable | None, key: bytes) -> Placed | None:
+    hot = cache.hot.by_key.get(key)
+    return hot.node if hot is not None else warm.place(key) if warm is not None else None
+
+
+def _above(cache: Cache, warm: WarmTable | None, place: bytes) -> list[bytes]:
+    """Keys of the nodes above a place, from the prompt's start."""
+    found: list[bytes] = []
+    at = _node(cache, warm, place[:KEY_BYTES])
+    while at is not None:
+        found.append(at.record.key)
+        at = _node(cache, warm, at.parent)
+    return found[::-1]
+
+
 def _path(cache: Cache, node: Placed) -> set[bytes]:
     """Tree keys of a node and of all above it."""
     found = set[bytes]()
@@ -395,6 +434,5 @@ def _path(cache: Cache, node: Placed) -> set[bytes]:
     with cache.view() as (_tables, warm):
         while at is not None:
             found.add(at.tree_key)
-            hot = cache.hot.by_key.get(at.parent)
-            at = hot.node if hot is not None else warm.place(at.parent) if warm is not None else None
+            at = _node(cache, warm, at.parent)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import NotFoundError, RequestError, StoreError
@@ -66,17 +66,19 @@ def purge(
     """Remove nodes; exactly one filter is set. `older_than` in seconds since the last use, `now` in Unix time.
 
     `prefix` is an id of a listing or a beginning of it: the node, all below it, and all above it that leads nowhere
-    else. Raises RequestError for other than one filter, NotFoundError for an unknown prefix or model, StoreError if the
-    disk cannot be changed or the process ends (the message says how far it came).
+    else and that no pin holds. A pin goes with the last node that it holds. Raises RequestError for other than one
+    filter, NotFoundError for an unknown prefix or model, StoreError if the disk cannot be changed or the process ends
+    (the message says how far it came).
     """
     if (everything, bool(prefix), older_than > 0, bool(model)).count(True) != 1:
         raise RequestError("say what to purge: one of all, prefix, older_than (more than 0 seconds) or model")
     if cache.disk is not None and cache.disk.read_only:
         raise StoreError("the store is open for reading only")
     removal = Removal(cache)
+    roots: list[bytes] = []
     if everything or model:
         with cache.lock:
-            roots = list(cache.namespaces) if everything else _namespaces_of(cache, model)
+            roots += list(cache.namespaces) if everything else _namespaces_of(cache, model)
         if everything:
             cache.recent.clear()
         cache.replies.forget(None if everything else roots)
@@ -87,11 +89,12 @@ def purge(
             node = find(cache, warm, prefix)
         cache.replies.forget([node.record.namespace])  # whose text is whose is not known
         removal.below(node.record.key)
-        removal.step(lambda warm, _ends: (_upwards(cache, warm, node), True))
+        removal.step(lambda warm, _ends: (_upwards(cache, warm, node, removal.pinned), True))
     else:
         cache.replies.forget(before=now - older_than)
         removal.unused(now - older_than)
     _forget_on_disk(cache)
+    cache.pins.purged(removal.unpinned, roots)
     cache.removed_by_hand()
     return removal.done()
 
@@ -119,6 +122,9 @@ class Removal:
         self._cache = cache
         self._nodes = 0
         self._bytes = 0
+        self.pinned = cache.pins.ends()
+        self.unpinned: set[bytes] = set()
+        """Places of pins whose last node went."""
 
     def done(self) -> Removed:
         """What went until now."""
@@ -149,6 +155,7 @@ class Removal:
                     if hot is not None:
                         cache.forget_hot(hot)
                     cache.touched.pop(key, None)
+                    self.unpinned.update(self.pinned.get(key, ()))
                 cache.hide(victims)
             if not victims:
                 seconds *= 2  # a slow disk: what was read is in memory next time, but some of it may have left it
@@ -204,8 +211,8 @@ def _next_below(cache: Cache, warm: WarmTable | None, root: bytes, ends: float) 
     return found, True
 
 
-def _upwards(cache: Cache, warm: WarmTable | None, node: Placed) -> Victims:
-    """The node, shorter ones that it covers, and all above it that leads nowhere else."""
+def _upwards(cache: Cache, warm: WarmTable | None, node: Placed, pinned: Container[bytes]) -> Victims:
+    """The node, shorter ones that it covers, and all above it that leads nowhere else and is not `pinned` (keys)."""
     victims: Victims = {}
     if any(True for _child in _children(cache, warm, node.record.key)):
         return victims  # one was added meanwhile
@@ -218,7 +225,11 @@ def _upwards(cache: Cache, warm: WarmTable | None, node: Placed) -> Victims:
     while node.parent not in cache.namespaces:
         above = _place(cache, warm, node.parent)
         below = children(cache, warm, above.record.key) if above is not None else {}
-        if above is None or any(key not in victims and not child.is_edge for key, child in below.items()):
+        if (
+            above is None
+            or above.record.key in pinned
+            or any(key not in victims and not child.is_edge for key, child in below.items())
+        ):
             break
         victims |= below
         node = above

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .arena import pages
 from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, Pending, Touch
 from .hot import HotNode
+from .refused import requeue
 from .removals import Why
 from .scratch import Scratch
 from .shares import Account, Shares
@@ -55,6 +56,8 @@ class WriteBehind:
         self.day_is_over = False
         """Whether as much was written today as may be."""
         self._pinned: frozenset[bytes] = frozenset()  # nodes that must stay
+        self._urgent = False  # what is pinned is being written: `write_path` says what is refused of it
+        self._over_share = False  # a share was full when the last batch was written
         self._shares = Shares()
 
     def write(self, *, everything: bool) -> float | None:
@@ -95,30 +98,50 @@ class WriteBehind:
                 return self._retry(cache.clock())
 
     def write_path(self, path: Sequence[HotNode]) -> None:
-        """Write nodes of a path, parents before children, without waiting for their time: as many as fit."""
-        cache, at = self._cache, 0
-        while at < len(path) and not (cache.clock() < self._retry_at or cache.out_of_time()):
+        """Write nodes of a path, parents before children, without waiting for their time: as many as fit.
+
+        What does not fit is tried in ever smaller pieces: until it is written, its size on disk is a guess.
+        """
+        cache, most = self._cache, self._disk.batch_bytes
+        while not (cache.clock() < self._retry_at or cache.out_of_time()):
             if self._daily_writes:
                 self._spare_the_disk()
             if self.day_is_over:
                 return
             batch: list[HotNode] = []
-            limit = self._batch_bytes()
+            limit = min(most, self._batch_bytes())
             with cache.lock:
-                for hot in path[at:]:
+                path = [hot for hot in path if hot.indexed and not hot.warm]
+                for hot in path:
                     if batch and sum(other.size for other in batch) + hot.size > limit:
                         break
-                    at += 1
-                    if hot.indexed and not hot.warm:
-                        cache.hot.lease(hot)
-                        batch.append(hot)
+                    cache.hot.lease(hot)
+                    batch.append(hot)
                 cache.writing = batch
-            if not batch or ((written := self._write_some(batch, {})) and batch[-1].warm):
+                touches = self._take_touches(cache.clock(), bool(batch))  # what was used lately may go for it, too
+            if not batch:
+                return
+            self._urgent = True
+            try:
+                written = self._write_some(batch, touches)
+            finally:
+                self._urgent = False
+            if not written:
+                return
+            if any(hot.warm or not hot.indexed for hot in batch):
                 continue
-            with cache.lock:
-                if written:  # but for what did not fit, as will not what comes behind it
-                    self._refuse({hot for hot in path[at:] if hot.queued})
-            return
+            if len(batch) == 1:
+                with cache.lock:  # nor does what comes behind it
+                    self._refuse({hot for hot in path if hot.queued}, self._over_share)
+                return
+            most = sum(hot.size for hot in batch) // 2
+
+    def requeue(self, most: int | None) -> None:
+        """See `Cache.requeue`."""
+        if self.day_is_over:
+            return  # nothing may be written today; tomorrow it is called again
+        self._pinned = self._cache.pins.protected()
+        requeue(self._cache, self._disk, self.accounts(), self._is_idle, most)
 
     def _takes_back(self, now: float) -> bool:
         """Do blocks wait now for which the queue had no room before?"""
@@ -151,7 +174,7 @@ class WriteBehind:
             with cache.lock:
                 waiting = list(cache.queue)
                 for hot in waiting:
-                    cache.queue.remove(hot)
+                    cache.queue.refuse(hot)
                     cache.hot.offer(hot)
                 cache.counters.dropped_nodes += len(waiting)
                 cache.counters.spared_nodes += len(waiting)
@@ -282,6 +305,7 @@ class WriteBehind:
                     reason: Why = "stale" if node.record.namespace in stale else why.get(left, "budget")
                     self._cache.removals_seen.add((left,), reason)
             self._cache.left_disk([node.record.key for node in gone], drop=False)
+            self._leave_behind(gone)
             self._cache.left_disk(covered, drop=True)
             self._cache.counters.superseded += len(covered)
             for hot in batch:
@@ -290,12 +314,15 @@ class WriteBehind:
                     hot.node.record.stored = written[hot.key]
                     self._cache.counters.written_nodes += 1
                     self._cache.counters.written_bytes += written[hot.key]
-                if isinstance(failure, BudgetError):
+                if isinstance(failure, BudgetError) and not self._urgent:
                     self._cache.counters.dropped_nodes += hot.queued  # what comes along with it was dropped before
-                if failure is None or isinstance(failure, BudgetError):
+                    self._cache.queue.refuse(hot)
+                if failure is None and hot not in refused:
                     self._cache.queue.remove(hot)
                 self._cache.hot.release(hot)
-            self._cache.counters.over_share += self._refuse(refused)
+            self._over_share = bool(refused)
+            if not self._urgent:
+                self._refuse(refused, self._over_share)
             for key in orphans:
                 self._cache.forget_hot_subtree(key)
             self._cache.writing = []
@@ -343,14 +370,37 @@ class WriteBehind:
     def _may_evict(self, key: bytes) -> bool:
         """Whether a node may leave the disk; if so it is hidden from now on."""
         with self._cache.lock:
-            hot = self._cache.hot.by_key.get(key)
-            in_use = key in self._cache.loading or key in self._cache.touched or (hot is not None and hot.leases > 0)
-            below = [self._cache.hot.by_key[child.record.key] for child in self._cache.hot.table.children(key)]
-            if key in self._pinned or in_use or any(child.queued or child in self._cache.writing for child in below):
+            if not self._is_idle(key):
                 return False
             self._cache.hide((key,))
             self._evicting.add(key)
             return True
+
+    def _is_idle(self, key: bytes) -> bool:
+        """Whether nobody needs a node on disk: no pin, no request, and nothing that is to be written below it.
+
+        For what is pinned also that goes below which something only waits to be written.
+        """
+        with self._cache.lock:
+            hot = self._cache.hot.by_key.get(key)
+            in_use = key in self._cache.loading or key in self._cache.touched or (hot is not None and hot.leases > 0)
+            below = [self._cache.hot.by_key[child.record.key] for child in self._cache.hot.table.children(key)]
+            waits = any((child.queued and not self._urgent) or child in self._cache.writing for child in below)
+            return not (key in self._pinned or in_use or waits)
+
+    def _leave_behind(self, gone: Sequence[Placed]) -> None:
+        """Of what left the disk nothing waits any more that is below it: it would take all of it along, back there.
+
+        With the lock held.
+        """
+        cache = self._cache
+        for node in gone:
+            for child in list(cache.hot.table.children(node.record.key)):
+                hot = cache.hot.by_key[child.record.key]
+                if hot.queued:
+                    cache.queue.remove(hot)
+                    cache.hot.offer(hot)
+                    cache.counters.dropped_nodes += 1
 
     def set_shares(self, models: Mapping[str, int], keys: Mapping[str, int]) -> None:
         """See `Shares.set`; what is over its share from now on shrinks to it in steps."""
@@ -396,8 +446,11 @@ class WriteBehind:
                 keys.add(hot.key)
         return refused
 
-    def _refuse(self, refused: set[HotNode]) -> int:
-        """They are not written, nor is what waits behind them: there is no room. How many; with the lock held."""
+    def _refuse(self, refused: set[HotNode], over_share: bool) -> None:
+        """They are not written, nor is what waits behind them: there is no room, in a share or at all.
+
+        With the lock held.
+        """
         cache = self._cache
         keys = {hot.key for hot in refused}
         gone = set(refused)
@@ -405,10 +458,10 @@ class WriteBehind:
             if hot.node.parent not in keys:
                 gone |= {below for below in cache.hot.subtree(hot.key) if below.queued}
         for hot in gone:
-            cache.queue.remove(hot)
+            cache.queue.refuse(hot)
             cache.hot.offer(hot)
         cache.counters.dropped_nodes += len(gone)
-        return len(gone)
+        cache.counters.over_share += len(gone) if over_share else 0
 
     def _shrink_to_shares(self) -> list[Placed]:
         """One step towards shares that are smaller than what is there."""

@@ -28,6 +28,7 @@ class WriteQueue:
         self._quiet = min(QUIET, tail_delay)
         self._came: dict[HotNode, float] = {}  # when; in this order, so parents before children
         self._left: dict[HotNode, None] = {}  # those for which there was no room, which may wait once there is
+        self._refused: dict[HotNode, None] = {}
         self._last_whole = 0.0
 
     def __len__(self) -> int:
@@ -56,6 +57,7 @@ class WriteQueue:
             self._left.update(dict.fromkeys(given_up))
             return given_up
         self._left.update(dict.fromkeys(given_up))
+        self._refused.pop(hot, None)
         self._came[hot] = now
         if hot.node.length == BLOCK_TOKENS:
             self._last_whole = now
@@ -64,11 +66,26 @@ class WriteQueue:
         return given_up
 
     def remove(self, hot: HotNode) -> None:
-        """It waits no longer, nor for room to wait. Those that do not wait are ignored."""
+        """It waits no longer, nor for room to wait, nor is it refused. Those that do not wait are ignored."""
         self._left.pop(hot, None)
+        self._refused.pop(hot, None)
         if self._came.pop(hot, None) is not None:
             self.bytes -= hot.size
             hot.queued = False
+
+    def refuse(self, hot: HotNode) -> None:
+        """It waits no longer, as it cannot be written now: see `refused`. Those that do not wait are ignored."""
+        waited = hot.queued or hot in self._left or hot in self._refused
+        self.remove(hot)
+        if waited:
+            self._refused[hot] = None
+
+    def refused(self) -> list[HotNode]:
+        """Those that were to be written, and may be tried once there is room: they have never been on disk.
+
+        What was written, and evicted from the disk for its worth, is not among them: it would go round in circles.
+        """
+        return [hot for hot in self._refused if hot.indexed and not (hot.warm or hot.queued)]
 
     def lacks_room_for(self, hot: HotNode) -> bool:
         """Whether it is to be written, but must wait for room to wait in."""
