@@ -297,7 +297,7 @@ class Disk(DiskFile):
         except lmdb.Error as error:
             raise disk_error(error, self._file) from error
         now = self._wall()
-        return [(overdue(rank_of(self._order_row(node)), now), node.record.stored) for node in victims]
+        return [(overdue(rank_of(self._order_row(node)), now), _on_pages(node)) for node in victims]
 
     def _victims(
         self,
@@ -329,7 +329,7 @@ class Disk(DiskFile):
                 if not may_evict(node.record.key):
                     continue
                 chosen[node.record.key] = node
-                size += -(-node.record.stored // PAGE) * PAGE
+                size += _on_pages(node)
                 above = table.place(node.parent)
                 if above is not None and all(c.record.key in chosen for c in table.children(above.record.key)):
                     wait(self._order_row(above), None)
@@ -443,3 +443,8 @@ class Disk(DiskFile):
             if above is not None:
                 txn.put(self._order_row(above), b"", db=self._tables[ORDER])
         sums.remove(current)
+
+
+def _on_pages(node: Placed) -> int:
+    """Bytes that a node's payload takes in the file."""
+    return -(-node.record.stored // PAGE) * PAGE

@@ -20,20 +20,23 @@ if TYPE_CHECKING:
 
 
 def requeue(
-    cache: Cache, disk: Disk, accounts: Sequence[Account], may_go: Callable[[bytes], bool], most: int | None
+    cache: Cache, disk: Disk, accounts: Sequence[Account], is_idle: Callable[[bytes], bool], most: int | None
 ) -> None:
-    """*Writer.* Let those wait to be written, and what is pinned and in RAM only before all others.
+    """*Writer.* Let those wait to be written.
 
-    `may_go`: whether a node, by its key, may leave the disk. `most`: bytes of state that may come, about; None: any
+    `is_idle`: whether nobody needs a node on disk, by its key. `most`: bytes of state that may come, about; None: any
     number.
     """
-    pinned = cache.pins.unwritten(cache.pins.live())
     with cache.lock:
-        worth = {hot: 0.0 for hot in pinned if not hot.queued}
-        worth |= {hot: cache.hot.overdue(hot) for hot in cache.queue.refused() if hot not in worth}
+        worth = {hot: cache.hot.overdue(hot) for hot in cache.queue.refused()}
         wanted = sorted(worth, key=lambda hot: (worth[hot], hot.node.end))
     if not wanted:
         return
+    above = {hot.node.parent for hot in wanted}
+
+    def may_go(key: bytes) -> bool:
+        return key not in above and is_idle(key)  # what waits to be written holds what is above it
+
     try:
         for account in accounts:
             own = [hot for hot in wanted if account.holds(hot.node.record)]

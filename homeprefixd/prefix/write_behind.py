@@ -137,10 +137,15 @@ class WriteBehind:
             most = sum(hot.size for hot in batch) // 2
 
     def requeue(self, most: int | None) -> None:
-        """See `Cache.requeue`."""
+        """See `Cache.requeue`. What is pinned is written at once."""
         if self.day_is_over:
             return  # nothing may be written today; tomorrow it is called again
-        self._pinned = self._cache.pins.protected()
+        pins = self._cache.pins
+        for place, row in pins.live().items():
+            path = pins.unwritten({place: row})
+            if path and self._disk.used() <= self._disk.limit:  # else it is to shrink, in steps
+                self.write_path(path)
+        self._pinned = pins.protected()
         requeue(self._cache, self._disk, self.accounts(), self._is_idle, most)
 
     def _takes_back(self, now: float) -> bool:
@@ -305,7 +310,8 @@ class WriteBehind:
                     reason: Why = "stale" if node.record.namespace in stale else why.get(left, "budget")
                     self._cache.removals_seen.add((left,), reason)
             self._cache.left_disk([node.record.key for node in gone], drop=False)
-            self._leave_behind(gone)
+            if self._urgent:
+                self._leave_behind(gone)
             self._cache.left_disk(covered, drop=True)
             self._cache.counters.superseded += len(covered)
             for hot in batch:
@@ -389,7 +395,7 @@ class WriteBehind:
             return not (key in self._pinned or in_use or waits)
 
     def _leave_behind(self, gone: Sequence[Placed]) -> None:
-        """Of what left the disk nothing waits any more that is below it: it would take all of it along, back there.
+        """Of what left the disk for what is pinned, nothing waits any more that is below it: it would bring it back.
 
         With the lock held.
         """

@@ -37,7 +37,7 @@ class Faulty(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: set[bytes] = set()  # places of pins whose node was seen on disk
+        self.held: dict[bytes, int] = {}  # places of pins, and how many tokens of each were seen on disk
 
     @property
     def disk(self) -> FaultyDisk:
@@ -141,15 +141,22 @@ class Faulty(Machine):
 
     @invariant()
     def pins_hold(self) -> None:
-        """What was pinned and on disk once is still there."""
+        """What was pinned and on disk once is still there, also where that is not all of it."""
         pins = self.house.cache.pins
-        self.held &= set(pins.rows)
+        self.held = {place: kept for place, kept in self.held.items() if place in pins.rows}
+        there = {}
         with self.disk.table() as table:
-            there = {place for place in pins.rows if holder([table], place) is not None}
+            for place, row in pins.rows.items():
+                above = [table.place(row.path[at : at + KEY_BYTES]) for at in range(0, len(row.path), KEY_BYTES)]
+                node = holder([table], place)
+                there[place] = max((one.end for one in (*above, node) if one is not None), default=0)
         hidden = self.house.cache.hidden
         if not hidden and not self.damaged:
-            assert self.held <= there
-        self.held |= there if not self.damaged else set()
+            assert all(there[place] >= kept for place, kept in self.held.items())
+            described = {pins.describe({place: pins.rows[place]})[0].kept: kept for place, kept in there.items()}
+            assert all(said <= kept for said, kept in described.items())
+        if not self.damaged:
+            self.held |= there
 
 
 class FaultyTight(Faulty):

@@ -12,6 +12,7 @@ from homeprefixd.errors import NotFoundError, RequestError, UnavailableError
 from homeprefixd.frames import store as frames
 from homeprefixd.frames.store import Pin, PinInfo, Unpin
 from homeprefixd.prefix import listing
+from homeprefixd.prefix.arena import pages
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.client import AdminClient
 from homeprefixd.prefix.purge import purge
@@ -541,10 +542,40 @@ class TestRoom:
         assert house.cache.disk.sums.owners["guest"] <= 4 * MIB
         house.cache.check_integrity()
 
-    def test_bytes_count_as_stored(self, make: Callable[..., House]) -> None:
-        """Half as much as in RAM."""
-        house = make(hot=24 * MIB, warm=16 * MIB)
-        house.cache.set_shares({}, {"guest": 25})
-        house.save(LONG[: 64 * 19], SIZE, owner="guest")  # 3.8 MB of 4.2
+    @pytest.mark.parametrize("budget", range(20, 26))
+    def test_up_to_the_last_block(self, make: Callable[..., House], budget: int) -> None:
+        """Where two of a batch do not fit, one may."""
+        house = make(hot=24 * MIB, warm=8 * MIB)
+        house.cache.resize(budget * MIB // 10)
+        house.save(LONG, SIZE)
         made = pin(house, LONG)
-        assert (made.kept, made.not_kept) == (64 * 19, "")
+        assert 0 < made.kept < len(LONG)
+        assert house.cache.disk is not None
+        assert house.cache.disk.lacks(pages(SIZE)) > 0
+
+    def test_of_one_that_is_unpinned(self, make: Callable[..., House]) -> None:
+        house = make(hot=24 * MIB, warm=8 * MIB)
+        house.cache.resize(6 * MIB)
+        other = [token + 1000 for token in LONG]
+        for tokens, label in ((LONG, "a"), (other, "b")):
+            house.save(tokens, SIZE)
+            pin(house, tokens, label)
+        house.cache.pins.unpin(Unpin(0, label="a"))
+        house.cache.write(everything=True)
+        [left] = house.cache.pins.pin(Pin(0))
+        assert (left.kept, left.not_kept) == (len(other), "")
+
+    def test_before_what_was_refused_with_it(self, make: Callable[..., House]) -> None:
+        """What comes of an unpinned path does not hold up a pin by keeping its beginning on disk."""
+        house = make(hot=24 * MIB, warm=8 * MIB, daily_writes=5 * MIB // 2)
+        other = [token + 1000 for token in LONG]
+        house.save(other, SIZE)
+        house.cache.write(everything=True)
+        house.save(LONG[:640], SIZE)
+        assert pin(house, LONG).kept == 0
+        house.cache.resize(3 * MIB)
+        house.cache.bound_writes(20 * MIB)
+        house.cache.write(everything=True)
+        house.now += 10
+        house.cache.write(everything=True)
+        assert house.cache.pins.pin(Pin(0))[0].not_kept == ""
