@@ -56,3 +56,23 @@ def test_tails_wait_on_their_own_and_go_first_when_it_is_full() -> None:
     last = node(400)
     assert queue.add(last, 5.0) == [last]
     assert queue.bytes == 300
+
+
+def test_what_was_refused_is_remembered_until_it_waits_or_goes() -> None:
+    queue = WriteQueue(10_000, 2.0)
+    evicted, refused, gone, written = nodes = [node(n) for n in range(0, 400, 100)]
+    for hot in nodes[1:]:
+        queue.add(hot, 0.0)
+        queue.refuse(hot)
+    queue.refuse(evicted)  # it did not wait: it was on disk before
+    assert (len(queue), queue.bytes) == (0, 0)
+    gone.indexed, written.warm = False, True
+    assert queue.refused() == [refused]
+    queue.refuse(refused)  # again, for the same reason
+    assert queue.refused() == [refused]
+    queue.add(refused, 1.0)
+    assert queue.refused() == []
+    queue.refuse(refused)
+    queue.remove(refused)
+    assert queue.refused() == []
+    queue.check()
