@@ -390,6 +390,15 @@ class TestInPart:
         assert house.known(LONG) == 0
         assert house.cache.pins.pin(Pin(0)) == []
 
+    def test_it_has_the_name_of_what_is_left(self, make: Callable[..., House]) -> None:
+        house = make(hot=24 * MIB, warm=8 * MIB, daily_writes=2 * MIB)
+        keys = house.save(LONG, SIZE)
+        made = pin(house, LONG)
+        house.reopen()
+        [left] = house.cache.pins.pin(Pin(0))
+        assert (left.id, left.tiers) == (keys[made.kept // 64 - 1].hex()[:16], ["warm"])
+        assert len(house.cache.pins.unpin(Unpin(0, prefix=left.id))) == 1
+
     def test_what_was_given_up_whole_goes_with_everything(self, make: Callable[..., House]) -> None:
         """Its row holds tokens of its prompt."""
         house = make(hot=24 * MIB, warm=8 * MIB, daily_writes=1)
