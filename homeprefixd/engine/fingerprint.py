@@ -20,6 +20,7 @@ from ..prefix.blocks import ADAPTERS, CONTROL_VECTORS, EDGES, FORMAT_VERSION, Ed
 from .bindings import Model
 from .capacity import original_context
 from .context import Context
+from .kernels import system_info
 
 _PIECE = 8 << 20
 
@@ -63,7 +64,7 @@ def describe(
         },
         "llama_cpp": version("llama-cpp-python"),
         "libraries": libraries,
-        "cpu": C.llama_print_system_info().decode().strip(),
+        "cpu": system_info(),
         "kernels": list(model.kernels.names) if model.kernels.allowed else [],
         "gpu_layers": gpu_layers if C.llama_supports_gpu_offload() else 0,
         "salt": salt,

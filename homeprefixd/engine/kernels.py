@@ -45,6 +45,22 @@ class _StackT(ctypes.Structure):
     _fields_ = [("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
 
 
+_info: list[str] = []
+_info_lock = threading.Lock()
+
+
+def system_info() -> str:
+    """What llama.cpp's kernels use of the processor, in its words; part of what KV state depends on.
+
+    Asked for once in a process: llama.cpp builds it in one string for all threads, so that two who ask at the same
+    moment can get it twice over, and with it a namespace in which nothing is ever found.
+    """
+    with _info_lock:
+        if not _info:
+            _info.append(C.llama_print_system_info().decode().strip())
+        return _info[0]
+
+
 def choose_kernels() -> Kernels:
     """Resolve the kernels of this process; keeps AMX out where the compiler broke it. Call before loading a model."""
     broken = amx_is_broken(_cpu_library())
@@ -57,7 +73,7 @@ def choose_kernels() -> Kernels:
 
 def amx_is_broken(library: Path | None) -> bool:
     """True if `library` (libggml-cpu) has AMX kernels and was compiled by a GCC that breaks them."""
-    if library is None or b"AMX_INT8 = 1" not in C.llama_print_system_info():
+    if library is None or "AMX_INT8 = 1" not in system_info():
         return False
     try:
         versions = [int(match) for match in _GCC.findall(library.read_bytes())]

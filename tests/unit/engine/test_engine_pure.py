@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +131,28 @@ def test_amx_is_kept_out_where_the_compiler_broke_it(
 ) -> None:
     library = tmp_path / "libggml-cpu.so"
     library.write_bytes(b"\x7fELF....\0" + comment + b"\0")
-    monkeypatch.setattr(kernels.C, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 1 | ")
+    monkeypatch.setattr(kernels, "system_info", lambda: "CPU : AVX2 = 1 | AMX_INT8 = 1 |")
     assert kernels.amx_is_broken(library) is broken
-    monkeypatch.setattr(kernels.C, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | ")
+    monkeypatch.setattr(kernels, "system_info", lambda: "CPU : AVX2 = 1 |")
     assert not kernels.amx_is_broken(library)
     assert not kernels.amx_is_broken(None)
+
+
+def test_what_the_processor_has_is_asked_once_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp builds its answer in one string for all: two who asked at once had it twice over (seen)."""
+    asked: list[int] = []
+
+    def told() -> bytes:
+        asked.append(threading.get_ident())
+        time.sleep(0.05)
+        return b"CPU : AVX2 = 1 | " * len(asked)
+
+    monkeypatch.setattr(kernels, "_info", [])
+    monkeypatch.setattr(kernels.C, "llama_print_system_info", told)
+    with ThreadPoolExecutor(4) as pool:
+        heard = [each.result() for each in [pool.submit(kernels.system_info) for _ in range(8)]]
+    assert set(heard) == {"CPU : AVX2 = 1 |"}
+    assert len(asked) == 1
 
 
 def test_hash_of_a_file_and_of_parts(tmp_path: Path) -> None:
