@@ -30,6 +30,12 @@ CHAT = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine costs no boundary."""
+    monkeypatch.setattr("homeprefixd.chat.boundaries._SECONDS", 30.0)
+
+
 def found(
     template: str, messages: list[Message], tools: list[dict[str, object]] | None = None
 ) -> list[tuple[str, str]]:
