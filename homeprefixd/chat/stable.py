@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -20,82 +20,11 @@ import msgspec
 from ..clients import app_name
 from ..expressions import Expression, UnfitError, joined
 from ..frames.worker import TOO_SLOW, Generate, Message, StableRules
+from .volatile_lines import MOST_LINES, volatile_lines
 
 _BILLING = re.compile(r"^[^\S\n]*x-[\w-]*billing[\w-]*:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
 """A coding agent's header line in the system message: its version, and a number that is new with each request."""
 
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_MONTH = f"(?:{'|'.join(_MONTHS)})"
-_CLOCK = (
-    r"(?:\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}"
-    rf"|\b{_MONTH}[a-z]*\.?\s+\d{{1,2}}\b|\b\d{{1,2}}(?:st|nd|rd|th)?\s+{_MONTH})"
-)
-_CLOCK_WORD = r"(?:time|date|today|now|clock|datetime|timestamp|uhrzeit|datum|heute)"
-_PLACE_WORD = (
-    r"(?:current |user'?s? )?"
-    r"(?:area|room|location|weather|temperature|session(?: id)?|request(?: id)?|nonce|turn|counter)"
-)
-_IS = (
-    r"(?:[^\n:=.,;!?]{0,30}[:=]|(?:\s+(?:outside|inside|now|today|in(?: the)? \w+))?\s+is\b"
-    r"|\s*[#№]?\s*\d[\w-]*\s*(?:[.;,/]|of\b|$))"
-)
-"""What stands between such a word and its value; else the word begins a sentence (`Turn off the light.`)."""
-
-_SAID_PLACE = re.compile(r"[#*\-\s]*you are in (?:the )?area\b", re.IGNORECASE)
-"""As Home Assistant says it; that what is asked for is meant there stands behind it in the same line."""
-
-INSTRUCTION = re.compile(
-    r"\b(?:you(?:'re|r (?:task|job|role|name|goal)| \w+)"
-    r"|never|always|must|should|shall|do not|don't|cannot|can't|only|answer|reply|respond|speak|write|use|keep"
-    r"|ignore|refuse|reveal|tell|say|act|pretend|behave|follow|obey|avoid|ensure|make sure|remember|treat|ask"
-    r"|assistant|persona|please|if|when|unless|allowed|forbidden|to be|du bist|sie sind|nie|niemals|immer|nicht"
-    r"|keine?n?|muss|musst|darf|darfst|soll(?:st|en)?|antworte\w*|sprich|verrate|verwende|benutze|bleibe?|bitte"
-    r"|wenn|assistent\w*|tu es|vous êtes|jamais|toujours|dois|devez|réponds|répondez|eres|usted es|nunca"
-    r"|siempre|debes?|responde\w*|asistente|devi|rispondi|sempre|você é|deve|responda|je bent|u bent|nooit"
-    r"|altijd|moet|niet|antwoord|du är|aldrig|alltid|måste|svara|inte|jesteś|nigdy|zawsze|musisz|odpowiadaj"
-    r"|olet|aina|koskaan|älä|vastaa|ты|вы|никогда|всегда|должен|отвечай\w*)\b"
-    r"|あなた|ください|必ず|禁止|您|你|请|不要|必须",
-    re.IGNORECASE,
-)
-"""What tells a model what it is, or what to do: that stays where it stands."""
-
-_LINE = re.compile(r"^[^\n]{1,240}$", re.MULTILINE)
-_NUMBERS = re.compile(r"\d[:./-]\d")
-_CLOCK_AT_ALL = re.compile(_CLOCK, re.IGNORECASE)
-_BEFORE_CLOCK_WORD = (
-    r"(?:the|my|our|user'?s|your|current(?:ly)?|local|present|today'?s|system|server|it'?s|is|date|day|right|as of"
-    r"|please note|note|aktuell\w*|heutig\w*|die|das|es ist|la|el|il|le|de)"
-)
-_TIMED_LINE = re.compile(
-    rf"[#*\-\s\[(<]*(?:[^\n:\]]{{0,20}}[:\]]\s*)?(?:{_BEFORE_CLOCK_WORD}[\s,]+){{0,5}}{_CLOCK_WORD}\b[^\n]*{_CLOCK}"
-    rf"|[^\n]*[\"']{_CLOCK_WORD}[\"']\s*:\s*[\"']?{_CLOCK}",
-    re.IGNORECASE,
-)
-"""It says what time it is. A time alone says that of anything: `Tea at 16:00`."""
-
-_OF_A_CLOCK = re.compile(
-    rf"{_CLOCK}(?:[a-z]+)?|\d+|(?<=\d)[tz](?![a-z])"
-    r"|\b(?:it|is|it's|the|of|in|at|on|and|a\.?m\.?|p\.?m\.?|utc|gmt|ce?s?t|[ecmp][sd]t|uhr|es|ist|um|den|der|week|day"
-    rf"|{_MONTH}[a-z]*|(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
-    r"|montag|dienstag|mittwoch|donnerstag|freitag|samstag|sonntag|januar|februar|märz|mai|juni|juli|oktober|dezember)\b"
-    r"|[^\w\n]",
-    re.IGNORECASE,
-)
-"""What may stand in a line that is a clock and nothing else."""
-
-_STRUCTURE = re.compile(r"\s+\S|[\"'|}\]]")
-"""The beginning of a line that says nothing without those around it: indented, or of JSON or a table."""
-
-_LISTED = re.compile(r"\s*[-*+•]\s|\s*\d+[.)]\s")
-
-_STANDS = (
-    r"(?:the |this )?(?:user|speaker|device|satellite|tablet|panel|microphone)"
-    r" (?:is|stands|is placed|is located|speaks)(?: now)? (?:in|from)\b"
-)
-_PLACE_LINE = re.compile(rf"[#*\-\s]*(?:{_PLACE_WORD}\b{_IS}|{_STANDS})", re.IGNORECASE)
-"""A short line that says what time it is, where somebody is, or what the weather is like."""
-
-_MOST_LINES = 8  # that are moved: more are no stray lines, but a list with times in it
 _HEAD = "Current values:"
 
 TIME_LIMIT = 0.25
@@ -311,52 +240,19 @@ def _taken_out(
 ) -> tuple[str, list[str]]:
     finders: list[tuple[str, Callable[[str], list[tuple[int, int]]]]] = []
     if expression is not None:
-        finders.append(("move", lambda text: expression.spans(text, _MOST_LINES + 1)))
+        finders.append(("move", lambda text: expression.spans(text, MOST_LINES + 1)))
     if volatile:
-        finders.append(("move_volatile_line", lambda text: list(_volatile_lines(text))))
+        finders.append(("move_volatile_line", lambda text: [(line.start, line.end) for line in volatile_lines(text)]))
     moved: list[str] = []
     for name, find in finders:
         found = [(start, end) for start, end in find(content) if content[start:end].strip()]
-        if 0 < len(found) <= _MOST_LINES:
+        if 0 < len(found) <= MOST_LINES:
             counts[name] += len(found)
             moved += [content[start:end].strip() for start, end in found]
             ends = [0, *(end for _, end in found)]
             kept = [content[at:start] for at, (start, _) in zip(ends, found, strict=False)]
             content = re.sub(r"\n{3,}", "\n\n", "".join([*kept, content[ends[-1] :]]).strip("\n"))
     return content, moved
-
-
-def _volatile_lines(text: str) -> Iterator[tuple[int, int]]:
-    fenced, above = False, ""
-    for found in _LINE.finditer(text):
-        line = found[0]
-        fenced ^= line.startswith("```")
-        before, above = above, line
-        if fenced or _STRUCTURE.match(line) is not None:
-            continue
-        timed = _may_tell_time(line) and (_TIMED_LINE.match(line) is not None or _is_clock(line, before))
-        placed = timed or _PLACE_LINE.match(line) is not None
-        if (placed and INSTRUCTION.search(line) is None) or _SAID_PLACE.match(line) is not None:
-            yield found.span()
-
-
-def _is_clock(line: str, above: str) -> bool:
-    """Whether a line is a clock and nothing else, and neither goes on with the line above nor is one of a list."""
-    stands_alone = not above or above.rstrip().endswith((".", "!", "?", "。", "---")) or above.startswith(("#", "<"))
-    return stands_alone and not _OF_A_CLOCK.sub("", line) and _LISTED.match(line) is None
-
-
-def says_what_changes(line: str) -> bool:
-    """Whether it says what it is, the time or where somebody is: then it may be moved though it has not changed yet."""
-    return _TIMED_LINE.match(line) is not None or _SAID_PLACE.match(line) is not None
-
-
-def _may_tell_time(line: str) -> bool:
-    """The cheap looks first: most lines have neither."""
-    if _NUMBERS.search(line) is not None:
-        return _CLOCK_AT_ALL.search(line) is not None
-    small = line.lower()
-    return any(month in small for month in _MONTHS) and _CLOCK_AT_ALL.search(line) is not None
 
 
 def sort_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -152,10 +152,6 @@ class Accountant:
                 beside = self._memory.most_alike(new, other, common)
             if beside is not None:
                 finding = _costlier(finding, self._finding(beside, new, ends))
-        if finding is not None and finding.rule == "move":
-            with self._lock:
-                varies = self._memory.varies(new, finding.setting)
-            finding = finding if varies else msgspec.structs.replace(finding, rule="", setting="on")
         if other.space != space:
             field = "`lora`" if other.space.salt == space.salt else "`cache_salt`"
             finding = Finding("other_namespace", field, 0, "", "", "", len(tokens))
@@ -191,8 +187,7 @@ class Accountant:
         text = b"".join(self._pieces(from_le(tokens))).decode(errors="surrogateescape")
         return Known("", new.client, new.space, Prompt(text), tokens, frozenset()), common
 
-    @staticmethod
-    def _finding(other: Known, new: Known, ends: _Ends) -> Finding | None:
+    def _finding(self, other: Known, new: Known, ends: _Ends) -> Finding | None:
         prompt = new.prompt
         found: Difference | None = difference(other.prompt, prompt)
         if found is None:
@@ -202,9 +197,13 @@ class Accountant:
             names = rules_behind(other.prompt, prompt, other.rules, new.rules, **asked)
             if names:
                 place = f"the rule{'s' if len(names) > 1 else ''} {', '.join(f'`{name}`' for name in names)}"
-                found = replace(found, cause="rule_applied", part=place, rule="", setting="on")
+                found = replace(found, cause="rule_applied", part=place, proposals=())
         if app_name(other.client) != app_name(new.client):
             found = _between_apps(found)
+        if found.proposals:
+            with self._lock:
+                fitting = [one for one in found.proposals if self._memory.supports(one, new)]
+            found = replace(found, proposals=fitting)
         token = ends.token_at(found.place)
         rest = len(prompt.text) - found.place
         left = ends.count - token
@@ -224,8 +223,7 @@ class Accountant:
 def _between_apps(found: Difference) -> Difference:
     """Two apps say different things to the model: none of it is a value, and there is no rule for it."""
     cause = "changed_text" if found.cause == "changing_value" else found.cause
-    rule = found.rule if found.rule == "freeze_clock" else ""
-    return replace(found, cause=cause, rule=rule, setting="on")
+    return replace(found, cause=cause, proposals=found.proposals if found.rule == "freeze_clock" else ())
 
 
 def _costlier(first: Finding | None, second: Finding | None) -> Finding | None:

@@ -17,7 +17,8 @@ from ..chat import stable
 from ..frames.worker import Message
 from .causes import CAUSES, MOVE
 from .prompt import Part, Prompt, common_length, tool_name
-from .proposal import NOTHING, Proposal, moving
+from .proposal import Proposal, moving
+from .reordered import canonical, reordered, without_order
 from .volatile import volatile
 
 _WINDOW = 16_384  # characters behind the difference that are compared
@@ -53,8 +54,17 @@ class Difference:
     before: str
     after: str
     alike: int
-    rule: str
-    setting: str = "on"  # of the rule
+    proposals: Sequence[Proposal] = ()  # the best first
+
+    @property
+    def rule(self) -> str:
+        """What is proposed; "": nothing."""
+        return self.proposals[0].rule if self.proposals else ""
+
+    @property
+    def setting(self) -> str:
+        """Of the rule."""
+        return self.proposals[0].setting if self.proposals else "on"
 
 
 def difference(before: Prompt, after: Prompt) -> Difference | None:
@@ -66,7 +76,7 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
     part = after.part_at(place)
     alike = _alike(a[place:], b[place:])
     if (before.moved or after.moved) and _is_of_a_rule(before, after, part):
-        return Difference("rule_moved", part.name, place, "", "", "", alike, "")
+        return Difference("rule_moved", part.name, place, "", "", "", alike)
     cause, name, old, new = _why(before, after, a, place, part)
     if (
         cause == "changed_text"
@@ -76,7 +86,7 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         return None
     if cause == "retokenised":  # its words are the same, though not all of them are found as pieces
         alike = max(alike, min(len(b) - place, _reply_length(before, after)))
-    proposal = _proposed(cause, before, after, place, part)
+    proposals = _proposed(cause, before, after, place, part)
     start = _start_of(new, b, place) if new is not None else place
     return Difference(
         cause=cause,
@@ -86,8 +96,7 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         before=(old if old is not None else a[place : place + _SHOWN])[:_SHOWN],
         after=(new if new is not None else b[place : place + _SHOWN])[:_SHOWN],
         alike=alike,
-        rule=proposal.rule,
-        setting=proposal.setting,
+        proposals=proposals,
     )
 
 
@@ -120,18 +129,18 @@ def _is_of_a_rule(before: Prompt, after: Prompt, part: Part) -> bool:
     return bool(was) and common_length(was, now) < min(len(was), len(now))
 
 
-def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part) -> Proposal:
+def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part) -> Sequence[Proposal]:
     """The rule that would help: lines are moved out of system messages, and keys sorted in tools only."""
     rule = CAUSES[cause].rule
     if rule == MOVE:
         return _moved(before, after, place, part)
-    return NOTHING if not rule or (rule == "sort_keys" and part.kind not in ("tool", "template")) else Proposal(rule)
+    return () if not rule or (rule == "sort_keys" and part.kind not in ("tool", "template")) else (Proposal(rule),)
 
 
-def _moved(before: Prompt, after: Prompt, place: int, part: Part) -> Proposal:
+def _moved(before: Prompt, after: Prompt, place: int, part: Part) -> Sequence[Proposal]:
     old = before.part_at(place)
     if part.kind != "system" or old.kind != "system" or old.start != part.start:
-        return NOTHING
+        return ()
     return moving(before.text[old.start : old.end], after.text[part.start : part.end], place - part.start)
 
 
@@ -157,7 +166,7 @@ def _why(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> Why:
     what = volatile(a, b, place)
     if what is not None and what.cause in _OF_ENTRIES and (_comes_again(a, place, b) or _comes_again(b, place, a)):
         what = None  # the number of one document, or the value of one entity, among others
-    ordered = _reordered(*_ending_with_part(before, after, a, place, part), place)
+    ordered = reordered(*_ending_with_part(before, after, a, place, part), place)
     if ordered and (what is None or what.cause in ("counter", "changing_value", "random_id")):
         return ordered, "", None, None
     if after.messages is None or part.kind not in ("message", "system"):
@@ -194,11 +203,6 @@ def _changed(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> W
 # ------------------------------------------------------------------------------------------------- tools
 
 
-def canonical(value: Any) -> str:
-    """JSON with its keys in order."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
-
-
 def _tools(before: Prompt, after: Prompt, place: int, part: Part) -> Why | None:
     """Why the tools differ, if it is they that differ at `place`."""
     if not before.tools and not after.tools:
@@ -218,6 +222,8 @@ def _tools(before: Prompt, after: Prompt, place: int, part: Part) -> Why | None:
     if sorted(names[0]) == sorted(names[1]):
         if names[0] != names[1]:
             return "tools_reordered", "the tools", ", ".join(names[0]), ", ".join(names[1])
+        if all(without_order(x) == without_order(y) for x, y in zip(before.tools, after.tools, strict=True)):
+            return "entries_reordered", part.name if part.kind == "tool" else "the tools", None, None
         what = volatile(before.text, after.text, place)
         if what is not None and part.kind == "tool":
             return what.cause, "", what.before, what.after
@@ -449,75 +455,3 @@ def _ending_with_part(before: Prompt, after: Prompt, a: str, place: int, part: P
     if part.kind not in ("system", "message") or old.kind != part.kind or place > len(before.text):
         return a, after.text
     return a[: old.end], after.text[: part.end]
-
-
-def _reordered(a: str, b: str, place: int) -> str:
-    """Are it keys, tools or lines that come in another order from `place` on? The cause, or ""."""
-    for start in _json_starts(a, place):
-        values = [_json_at(text, start, place) for text in (a, b)]
-        if values[0] is None or values[1] is None:
-            continue
-        if canonical(values[0]) == canonical(values[1]):
-            return "keys_reordered"
-        if _same_items(values[0], values[1]):
-            return "tools_reordered" if _are_tools(values[0]) else "entries_reordered"
-    start = a.rfind("\n", 0, place) + 1
-    lines = [text[start : start + _WINDOW].split("\n") for text in (a, b)]
-    if len(lines[0]) < 2 or len(lines[1]) < 2:
-        return ""
-    heads = lines[0][0].strip(), lines[1][0].strip()
-    if not all(len(head) >= 3 for head in heads) or heads[0] == heads[1]:
-        return ""
-    if _json_line(heads[0]) is not None and canonical(_json_line(heads[0])) == canonical(_json_line(heads[1])):
-        return "keys_reordered"
-    counts = [Counter(line.strip().rstrip(",") for line in part) for part in lines]
-    often = [[count[head.rstrip(",")] for count in counts] for head in heads]
-    if min(*often[0], *often[1]) < 1:
-        return ""
-    # A line that has only moved is there as often as before; `state: 'on'` that comes a second time is another value,
-    # and so are two states that change places in entries that stay.
-    repeated = max(*often[0], *often[1]) > 1
-    stays = lines[0][1].strip() == lines[1][1].strip()
-    if all(count == other for count, other in often) and not (repeated and stays):
-        return "tools_reordered" if _are_tools([_json_line(head) for head in heads]) else "entries_reordered"
-    return ""
-
-
-def _json_starts(text: str, place: int) -> Sequence[int]:
-    """Where JSON that holds `place` may begin, the outermost last: the nearest brackets before it."""
-    found = [match.start() for match in re.finditer(r"[\[{]", text[max(0, place - _WINDOW) : place + 1])]
-    base = max(0, place - _WINDOW)
-    near = [base + start for start in found[-6:][::-1]]
-    return [*near, *(base + start for start in found[:2])]
-
-
-def _json_at(text: str, start: int, place: int) -> Any | None:
-    try:
-        value, end = json.JSONDecoder().raw_decode(text[start : start + 4 * _WINDOW])
-    except (ValueError, RecursionError):
-        return None
-    return value if start + end > place else None
-
-
-def _json_line(line: str) -> Any | None:
-    if not line.startswith(("{", "[")):
-        return None
-    try:
-        return json.loads(line.rstrip(","))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _same_items(a: Any, b: Any) -> bool:
-    if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b) or len(a) < 2:
-        return False
-    return sorted(map(canonical, a)) == sorted(map(canonical, b))
-
-
-def _are_tools(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(value, dict)
-        and bool(tool_name(value))
-        and ("function" in value or "parameters" in value or "description" in value)
-        for value in values
-    )

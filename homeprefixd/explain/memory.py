@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from ..chat.volatile_lines import VolatileLine, volatile_lines
 from ..clients import app_name
 from ..frames.worker import StableRules
 from ..lora import Space
 from ..prefix.blocks import common_tokens
+from .causes import MOVE
+from .evidence import is_value, takes_what_changes
 from .prompt import Prompt
+from .proposal import Proposal
 
 _LEAST_LIKENESS = 0.4
 _SAME_CLIENT = 0.25  # what it counts beside likeness and what is shared, each up to 1
 _LESS_UNLIKE = 0.5  # of the tokens that another one lacks: who lacks no more of them is clearly more alike
-_VALUES = 3  # different ones that a value must have had
-_LOOKED_AT = 1 << 16  # characters of a prompt in which they are looked for
 _EARLY = 4096  # tokens of a prompt whose set tells how alike two are
 
 
@@ -35,6 +39,11 @@ class Known:
     words: frozenset[int]
     rules: StableRules | None = None  # that were in force; None: not known
     done: bool = False  # its blocks were handed to the cache
+
+    @cached_property
+    def volatile(self) -> Sequence[Sequence[VolatileLine]]:
+        """Of each system message: what `move_volatile_line` would take out of it."""
+        return [volatile_lines(text) for text in self.prompt.system]
 
 
 class Memory:
@@ -83,17 +92,17 @@ class Memory:
                 most, best = covered, known
         return best if best is not None and common_tokens(best.tokens, new.tokens) <= common else None
 
-    def varies(self, new: Known, pattern: str) -> bool:
-        """Whether what an expression finds was ever something else in the last prompts of an app: a text that was
-        edited once is no value, and what is an instruction must not be moved for it.
-        """
-        expression, app, seen = re.compile(pattern, re.MULTILINE), app_name(new.client), set[str]()
-        for known in (new, *reversed(self._known.values())):
-            if app_name(known.client) == app and (found := expression.search(known.prompt.text, 0, _LOOKED_AT)):
-                seen.add(found[0])
-                if len(seen) >= _VALUES:
-                    return True
-        return False
+    def supports(self, proposal: Proposal, new: Known) -> bool:
+        """Whether a rule fits all prompts of its app that are remembered: it moves nothing that stays."""
+        if proposal.rule not in (MOVE, "move"):
+            return True
+        app = app_name(new.client)
+        all_known = (new, *(known for known in reversed(self._known.values()) if known is not new))
+        prompts = [known for known in all_known if app_name(known.client) == app]
+        if proposal.rule == MOVE:
+            return takes_what_changes(lines for known in prompts for lines in known.volatile)
+        pattern = re.compile(proposal.setting, re.MULTILINE)
+        return is_value(pattern, (known.prompt.system for known in prompts))
 
     def resembles(self, new: Known) -> tuple[Known, int] | None:
         """The one to compare with, and the leading tokens that both have; None if none is like it.

@@ -40,6 +40,11 @@ class Prompt:
     reply: str = ""
     moved: bool = False
 
+    @property
+    def system(self) -> list[str]:
+        """Texts of the system messages."""
+        return [message.content for message in self.messages or () if message.role == "system" and message.content]
+
     @cached_property
     def parts(self) -> list[Part]:
         """All of the text, in order, without holes."""

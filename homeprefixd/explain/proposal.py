@@ -11,12 +11,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..chat import stable
+from ..chat.instructions import INSTRUCTION
+from ..chat.volatile_lines import volatile_lines
 from ..expressions import UnfitError
 from ..frames.worker import StableRules
+from .evidence import takes_what_changes
 from .prompt import common_length
 from .volatile import STATES, date_words, volatile
 
@@ -65,6 +68,11 @@ _LABEL = re.compile(
 """What a text that changes is announced by, if it may be moved: what it is, not what to do."""
 
 _MOST_VALUE_WORDS = 5  # more are a sentence, of which nobody knows what it will say
+_IN_SENTENCES = re.compile(
+    r"\b(?:her|him|them|it|es|sie|ihn|as|what|who|that|this|which|how|whom|was|wie|que|qui|is|are|ist|sind|est|sont)\b"
+)
+"""Words of which a value has none: `Name: call her Nora`."""
+
 _VALUE = rf"[^\s.!?;]{{1,30}}(?: [^\s.!?;]{{1,30}}){{0,{_MOST_VALUE_WORDS - 1}}}"
 
 
@@ -73,25 +81,25 @@ class Proposal(NamedTuple):
     setting: str = "on"  # "on", or a regular expression
 
 
-NOTHING = Proposal()
-
-
-def moving(before: str, after: str, place: int) -> Proposal:
-    """How to move what changes at `place` (in both) out of a system message, of which both texts are the whole."""
+def moving(before: str, after: str, place: int) -> Sequence[Proposal]:
+    """How to move what changes at `place` (in both) out of a system message, of which both texts are the whole: the
+    best first; the others are narrower.
+    """
     start = after.rfind("\n", 0, place) + 1
     start = after.rfind("\n", 0, max(0, start - 1)) + 1  # the line above; what stands before it changes in both alike
     if place - start > _TRIED // 2:
-        return NOTHING
-    old, whole = set(map(str.strip, before.split("\n"))), after
+        return ()
+    found: list[Proposal] = []
+    wholes = before, after
     before, after, place = before[start : start + _TRIED], after[start : start + _TRIED], place - start
-    lines = StableRules(move_volatile_line=True)
-    taken = stable.taken_out(whole, lines, Counter())[1] if _helps(lines, before, after, place) else []
-    if taken and all(line not in old or stable.says_what_changes(line) for line in taken):
-        return Proposal("move_volatile_line")
+    if _helps(StableRules(move_volatile_line=True), before, after, place) and takes_what_changes(
+        [volatile_lines(text) for text in wholes], different=2
+    ):
+        found.append(Proposal("move_volatile_line"))
     for pattern in _patterns(before, after, place):
-        if _helps(StableRules(move=pattern), before, after, place) and _finds_one(pattern, whole):
-            return Proposal("move", pattern)
-    return NOTHING
+        if _helps(StableRules(move=pattern), before, after, place) and _finds_one(pattern, wholes[1]):
+            return (*found, Proposal("move", pattern))
+    return found
 
 
 def _finds_one(pattern: str, text: str) -> bool:
@@ -152,7 +160,7 @@ def _pattern(before: str, after: str, cause: str) -> str:
     if any(
         len(text) > _LONGEST
         or len(text.split()) > _MOST_WORDS.get(cause, _FEW_WORDS)
-        or stable.INSTRUCTION.search(text)
+        or INSTRUCTION.search(text)
         or (cause != "clock" and _ORDINAL.search(text))
         for text in (before, after)
     ):
@@ -209,7 +217,7 @@ def _behind_label(before: str, after: str) -> str:
     if label is None or not before.startswith(label[0]) or common_length(before, after) < label.end():
         return ""
     values = [text[label.end() :].removesuffix(".") for text in (before, after)]
-    if any(len(value.split()) > _MOST_VALUE_WORDS for value in values):
+    if any(len(value.split()) > _MOST_VALUE_WORDS or _IN_SENTENCES.search(value) for value in values):
         return ""
     return rf"{_literal(label[0])}{_VALUE}\.?"
 

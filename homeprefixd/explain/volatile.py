@@ -92,10 +92,15 @@ _ID_WORD = re.compile(
     r"\b(?:id|uuid|guid|nonce|token|session|trace|correlation|seed|hash|salt|cch)\b\W*[\w-]*$", re.IGNORECASE
 )
 _CLOCK_WORD = re.compile(
-    r"\b(?:time|date|clock|today|now|timestamp|year|hour|minute|day|week|month|epoch|datum|uhrzeit|heute|zeit|jahr"
-    r"|heure|jour|aujourd'hui|hora|fecha|hoy|ora|oggi|hoje|tijd|vandaag)s?\b",
+    r"(?<!this )(?<!last )(?<!past )(?<!per )(?<!each )(?<!\ba )"
+    r"\b(?:time|date|clock|timestamp|year|hour|minute|day|week|month|epoch|datum|uhrzeit|zeit|jahr"
+    r"|heure|jour|hora|fecha|ora|tijd)s?\b"
+    r"|^\W*(?:(?:it|that|es|this)\W+(?:is|s|ist)\W+)?(?:today|now|heute|aujourd'hui|hoy|oggi|hoje|vandaag)\b",
     re.I,
 )
+"""Of a number in the same sentence. `Messages left today: 42` are messages, and so are those of `this week`."""
+
+_BETWEEN_SENTENCES = re.compile(r"(?<=[^\d\s][.!?])\s|。")
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
 _UNIT = re.compile(
     r"\s?(?:°|%|degrees?|grad\b|celsius|fahrenheit|k?wh?\b|lux\b|lx\b|hpa\b|mbar\b|bar\b|km/?h\b|m/s\b|mph\b|ppm\b"
@@ -215,7 +220,12 @@ def _number(a: str, b: str, at: int, line: str, text: str, place: int) -> Volati
         return found._replace(cause="changing_value")
     if re.search(r"\d[.,]\d", found.before + " " + found.after) or _UNIT.match(behind):
         return found._replace(cause="changing_value")
-    return found._replace(cause="clock") if _CLOCK_WORD.search(line) else found
+    return found._replace(cause="clock") if _CLOCK_WORD.search(_sentence(line, found.after)) else found
+
+
+def _sentence(line: str, value: str) -> str:
+    """The one that holds a value first."""
+    return next((text for text in _BETWEEN_SENTENCES.split(line) if value in text), line)
 
 
 def _is_field(text: str, start: int, end: int) -> bool:

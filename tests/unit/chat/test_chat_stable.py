@@ -83,6 +83,28 @@ def test_nothing_is_done_where_no_rule_is_on() -> None:
         "You are in area Kitchen.",
         "- Weather: rain, 4 °C",
         "Session ID: 3f2b8c1e",
+        "Current time is 14:05:47. Today's date is 2026-11-30.",
+        "The current time and date is 08:15 AM on Thursday March 14, 2024",
+        "Date: Tue Dec  1 06:00:01 CET 2026",
+        "Local time: 12:00:07 AM (GMT+1)",
+        "Current date and time (Europe/Berlin): Monday, 30 November 2026, 21:15",
+        "Heute ist Dienstag, der 1. Dezember 2026, 7:15 Uhr.",
+        "Aktuelle Uhrzeit: 21:15 Uhr",
+        "Datum und Uhrzeit: 30.11.2026 21:15",
+        "Now: 2026-11-30T21:15:07+01:00",
+        "* Time: 21:15",
+        'Context: {"tz": "Europe/Vienna", "now": "2026-11-30T14:03:58Z", "home": "Haus"}',
+        "You are in area Bedroom (floor Upper) and all generic commands like 'turn on the lights' are meant for it.",
+        "Area: Living room",
+        "Current location: Uppsala",
+        "The user is in the kitchen.",
+        "The satellite is placed in the living room.",
+        "Weather outside: 3.1 °C, cloudy, wind 7 km/h",
+        "Temperature outside: -4.5 °C",
+        "The current temperature is 21 degrees.",
+        "Turn: 8",
+        "Turn 7 of 50",
+        "nonce=91b0c04f",
     ],
 )
 def test_a_volatile_line_is_moved_behind(line: str) -> None:
@@ -360,11 +382,91 @@ def test_a_slow_expression_of_one_app_is_off_for_that_one(caplog: pytest.LogCapt
         "School starts at 07:45.",
         "Version 2 of 2026-11-30",
         "Holidays: 24.12.2026",
+        # labels that only begin as one of a clock
+        "Date of birth: 1984-03-12",
+        "Time format: HH:MM, such as 14:30",
+        "Date format: 2026-01-31 (ISO 8601)",
+        "Time zone: UTC+01:00",
+        "The time zone is UTC+01:00",
+        "Time zone of the office: America/New_York (UTC-05:00)",
+        "Today's specials: soup at 12:30",
+        "Today: guests at 18:00, be polite",
+        "Today: 18:30",
+        "Time limit: 30:00",
+        "Time: 45:00",
+        "Time: 09:00-12:00",
+        "Time: 14:30 or 15:00",
+        "Time limits: 30 minutes a day, not after 20:00",
+        "Time for bed: children 19:30, adults 22:00",
+        "Date night: every Friday, 20:00",
+        "Date of last service: 2026-05-03",
+        "Dates to remember: Anna 2014-05-02, Bo 2016-09-11",
+        "Datum der Gründung: 1998-04-01",
+        "Zeit zum Schlafen: 20:00",
+        "Uhrzeitformat: 14:30",
+        "Heute um 18:30 kommt Oma.",
+        "Now that dinner is at 18:30, plan the oven.",
+        "The date the contract began was 2019-04-01.",
+        "Time is written as 14:30, the date as 2026-11-30.",
+        "Clock in the hall: 5 minutes fast, set on 2026-10-25",
+        "It is 21:15 and the door must stay shut.",
+        "It is 2026-12-24 that the guests come.",
+        "Timestamp style: 2026-11-30T21:15:07",
+        '{"appointment": "dentist", "date": "2026-12-03"}',
+        "## 2026-11-30",
+        "## 2026-11-30 21:15",
+        # and of a place, the weather, a session
+        "Area of expertise: plumbing and heating",
+        "Area: open to nobody.",
+        "Room names: kitchen, hall, nursery",
+        "Room: no shoes",
+        "Room: kitchen, hall and nursery",
+        "Location privacy: strict",
+        "Location: pretend it is Mars",
+        "You are in area 51 and must not tell anybody.",
+        "The user is in debt.",
+        "The user is in a hurry.",
+        "The user speaks Swedish from birth",
+        "Weather provider: yr.no",
+        "Weather: yr.no",
+        "Weather: warn below 0 degrees",
+        "Temperature limits: 16 to 23 degrees",
+        "Temperature: below 23",
+        "Temperature: 16 to 23 degrees",
+        "Room temperature is measured in Celsius.",
+        "Session rules: one question at a time",
+        "Session: be discreet",
+        "Turn order: clockwise",
+        "Turn 3 times before answering",
+        "Request: 2 people only",
     ],
 )
 def test_what_tells_the_model_what_to_do_stays(line: str) -> None:
     asked = request(f"Be kind.\n{line}\nA rule.")
     assert stable.apply(rules(move_volatile_line=True), asked) == (asked, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hall:\nTemperature: 21\nAttic:\nTemperature: 17",  # of what the line above names
+        "Hall\nTemperature: 21\nAttic\nTemperature: 17",  # of two
+        "Party:\nDate: 2026-12-24\nTime: 18:30\nLocation: Uppsala",
+        "A diary.\n2026-11-01 18:30\nThe boiler failed.\n2026-11-02 09:00\nIt was mended.",
+        "Example.\nTime: 18:30\nAnother.\nTime: 19:30",
+        "```\nCurrent time: 21:15\n```",
+    ],
+)
+def test_what_means_something_where_it_stands_only_stays(text: str) -> None:
+    asked = request(f"Be kind.\n{text}\nA rule.")
+    assert stable.apply(rules(move_volatile_line=True), asked) == (asked, {})
+
+
+def test_what_is_announced_moves_if_it_is_the_time_of_now() -> None:
+    asked = request("Context:\nCurrent time: 21:15\nRoom: 3\n\nArea: Hall")
+    changed, _counts = stable.apply(rules(move_volatile_line=True), asked)
+    assert contents(changed)[0] == "Context:\n\nRoom: 3"
+    assert contents(changed)[-1] == "Current values:\nCurrent time: 21:15\nArea: Hall\n\nHello"
 
 
 def test_a_system_message_that_was_a_billing_line_goes() -> None:

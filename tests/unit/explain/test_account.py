@@ -16,6 +16,7 @@ from homeprefixd.engine.account import Accountant
 from homeprefixd.explain.conclude import Explanation, conclude
 from homeprefixd.explain.memory import Known, Memory, words_of
 from homeprefixd.explain.prompt import Prompt
+from homeprefixd.explain.proposal import Proposal
 from homeprefixd.frames import Frame
 from homeprefixd.frames.worker import (
     Account,
@@ -372,7 +373,8 @@ OF_A_HOUSE = (
 def test_a_value_that_comes_again_is_found_though_another_prompt_begins_more_alike() -> None:
     """Of two rooms, of which the first comes again after the text behind it was changed."""
     worker = Worker()
-    for rid, room, text in (("a", "Bathroom", OLD), ("b", "Kitchen", NEW), ("c", "Bathroom", NEW)):
+    rooms = (("z", "Hall", OLD), ("a", "Bathroom", OLD), ("b", "Kitchen", NEW), ("c", "Bathroom", NEW))
+    for rid, room, text in rooms:
         account, count = worker.ask(rid, Chat([system(f"Area: {room}.\n{OF_A_HOUSE}{text}"), user("Which way?")]))
     told = conclude("c", account, timings(account.known, count - account.known), 10.0)
     assert (told.cause, told.place, told.before, told.after) == (
@@ -461,17 +463,81 @@ def test_a_reply_that_its_template_writes_otherwise() -> None:
     assert "`cache.replay`" in explained(account, account.known_prompt, count).advice
 
 
-def test_a_text_that_was_edited_once_is_no_value() -> None:
-    """Three different ones of the same app make it one: an instruction is edited, and then it stays."""
+def remembered(texts: Sequence[str], app: str = "app") -> tuple[Memory, Known]:
+    """Prompts of an app, of which the last is the new one."""
     memory = Memory()
-    pattern = r"^At most \d{1,12} words\.$"
+    for number, text in enumerate(texts):
+        prompt = Prompt(text, [Message("system", text), Message("user", f"At most {number} words.")])
+        known = Known(f"{number}", f"1.2.3.{number} {app}/{number}", Space(), prompt, b"", frozenset())
+        memory.add(known)
+    return memory, known
 
-    def prompt(words: int, client: str = "1.2.3.4 app/1") -> Known:
-        text = f"<|im_start|>system\nBe kind.\nAt most {words} words.\n"
-        return Known(f"{words} {client}", client, Space(), Prompt(text), b"", frozenset())
 
-    for words, client in ((20, "1.2.3.4 app/1"), (30, "1.2.3.4 app/2"), (40, "1.2.3.4 other/1"), (30, "9.9.9.9 app/1")):
-        memory.add(prompt(words, client))
-    assert not memory.varies(prompt(30), pattern)
-    assert memory.varies(prompt(50), pattern)
-    assert not memory.varies(prompt(50, "1.2.3.4 other/1"), pattern)
+@pytest.mark.parametrize(
+    ("line", "values", "supported"),
+    [
+        ("At most {} words.", (20, 30), False),  # edited once
+        ("Replies in {} words.", (20, 30, 40), False),  # edited twice
+        ("Replies in {} words.", (20, 30, 20, 30, 20), False),
+        ("Replies in {} words.", (20, 20, 30, 30, 30, 40), False),
+        ("Tokens so far: {}.", (20, 31, 42, 57, 71), True),
+        ("Bedtime: {}", ("19:30", "20:00", "20:15"), False),  # round times
+        ("Klockan är {}.", ("19:30", "19:31", "19:34"), True),
+        ("Klockan är {}.", ("19:30", "19:31"), False),
+        ("Stand: {}", ("30.11.2026", "1.12.2026", "2.12.2026"), True),
+        ("Trace: {}", ("41be03dd", "7af1c2", "0c9b77e1"), True),
+        ("Mood: {}", ("merry", "sad", "tired"), False),
+        ("User: {}", ("Mia", "Tom", "Mia", "Eva", "Mia"), True),
+        ("At most {} words.\nAt most 3 words.", range(20, 30), False),  # two in each
+    ],
+)
+def test_what_is_a_value(line: str, values: Sequence[object], supported: bool) -> None:
+    """Not what somebody edits: an instruction is edited, and then it stays."""
+    expression = "^" + re.escape(line.split("\n")[0]).replace(r"\{\}", "[^\\s]+") + "$"
+    memory, new = remembered([f"Be kind.\n{line.format(value)}\nBe brief." for value in values])
+    assert memory.supports(Proposal("move", expression), new) == supported
+    assert not memory.supports(Proposal("move", expression), replace_client(new, "1.2.3.4 other/1"))
+
+
+def replace_client(known: Known, client: str) -> Known:
+    return Known("new", client, known.space, known.prompt, known.tokens, known.words)
+
+
+CONSTANT = (
+    "Area of expertise: plumbing and heating\nTemperature limits: 16 to 23 degrees\nWeather provider: yr.no\n"
+    "Location privacy: strict\nSession rules: one question at a time\nTurn order: clockwise\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("others", "supported"),
+    [
+        ([CONSTANT], True),  # which it does not move
+        (["Location: Uppsala"], False),
+        (["Location: Uppsala", "Location: Uppsala"], False),
+        (["Location: Uppsala", "Location: Lund"], False),  # edited
+        (["Location: Uppsala", "Location: Lund", "Location: Falun"], True),
+        (["Time: 18:30"], False),
+        (["Time: 18:30", "Time: 18:41"], True),
+        (["Today is 2026-11-30."], True),  # it says that it changes
+        (["Temperature: 21", "Temperature: 22"], False),
+        (["Session 41ab02", "Session 87bc65"], True),
+    ],
+)
+def test_a_rule_is_tried_on_all_prompts_of_the_app(others: list[str], supported: bool) -> None:
+    clocks = [f"Current time: 21:1{n}" for n in (5, 6)]
+    memory, new = remembered([f"Be kind.\n{line}\nBe brief." for line in (*others, *clocks)])
+    assert memory.supports(Proposal("move_volatile_line"), new) == supported
+    alone = replace_client(new, "1.2.3.4 other/1")
+    assert memory.supports(Proposal("move_volatile_line"), alone)
+
+
+def test_where_the_rule_would_take_a_fact_along_an_expression_is_proposed() -> None:
+    worker = Worker()
+    worker.ask("a", Chat([system(f"Location: Uppsala\n{OLD}"), user("Hello?")]))
+    told = []
+    for rid, minute in (("b", 15), ("c", 16), ("d", 17)):
+        account, count = worker.ask(rid, Chat([system(f"Current time: 21:{minute}\n{NEW}"), user("Hello?")]))
+        told.append(explained(account, account.known, count))
+    assert [one.rule for one in told[1:]] == ["", "move"]
+    assert re.search(told[-1].setting, "Current time: 21:18", re.MULTILINE)

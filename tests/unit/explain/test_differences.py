@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from corpus import Chat, Pair, house, pairs, stable, systems
+from corpus import Chat, Pair, house, pairs, stable, system, systems, user
 from more_pairs import more_pairs
 
 from homeprefixd.explain.causes import CAUSES, title
@@ -113,6 +113,12 @@ STATES = """- names: Hall
         ("The glass is {} and {}.", ("half full", "cold"), ("half empty", "cold"), "changing_value"),
         ("Turn {}, mode {}.", ("7", "1"), ("8", "1"), "counter"),
         ("Step {} of {}, then the next one.", ("3", "20"), ("4", "20"), "counter"),
+        ("Be a tutor. Messages left today: {}. Be {}.", ("42", "kind"), ("41", "kind"), "counter"),
+        ("Requests this hour: {}, {}", ("7", "ok"), ("8", "ok"), "counter"),
+        ("Today: {}, {}", ("29", "fine"), ("30", "fine"), "clock"),
+        ("Day {} of the year {}.", ("29", "fine"), ("30", "fine"), "clock"),
+        ("Lamp: {}, fan: {}.", ("on", "off"), ("off", "on"), "changing_value"),
+        ("Scores: {}, {}.", ("12", "7"), ("7", "12"), "counter"),
     ],
 )
 def test_values_clocks_and_counters(text: str, before: tuple[str, ...], after: tuple[str, ...], cause: str) -> None:
@@ -120,3 +126,32 @@ def test_values_clocks_and_counters(text: str, before: tuple[str, ...], after: t
     found = difference(old.prompt(), new.prompt())
     assert found is not None
     assert found.cause == cause, found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Family: Anna, Bertil, Cecilia and Disa. Greet them.", "Family: Cecilia, Disa, Anna and Bertil. Greet them."),
+        ("Greet Anna, Bo and Eva.", "Greet Eva, Anna and Bo."),
+        ("Räume: Küche, Flur und Bad", "Räume: Bad, Küche und Flur"),
+        ("Pièces : cuisine, salon et cave.", "Pièces : cave, cuisine et salon."),
+        ("Familia: Ana, Luis y Eva.", "Familia: Luis, Eva y Ana."),
+        ("家族：太郎、花子、次郎。", "家族：次郎、太郎、花子。"),
+        ("Rooms: Anders' room; Anna's room", "Rooms: Anna's room; Anders' room"),
+    ],
+)
+def test_items_of_a_sentence_in_another_order(before: str, after: str) -> None:
+    found = difference(*(chat.prompt() for chat in systems(house(before), house(after))))
+    assert found is not None
+    assert (found.cause, found.rule) == ("entries_reordered", "")
+
+
+def test_items_of_a_tools_list_in_another_order() -> None:
+    both = []
+    for order in (["hall", "attic"], ["attic", "hall"]):
+        room = {"type": "string", "enum": order}
+        light = {"name": "light", "parameters": {"type": "object", "properties": {"room": room}}}
+        both.append(Chat([system("Be kind."), user("Hi")], [{"type": "function", "function": light}]).prompt())
+    found = difference(*both)
+    assert found is not None
+    assert (found.cause, found.part) == ("entries_reordered", "the tool light")

@@ -12,8 +12,9 @@ from home_pairs import P
 
 from homeprefixd.bench.pairs import Sent, read_pairs
 from homeprefixd.chat import stable
+from homeprefixd.explain import proposal
 from homeprefixd.explain.differences import difference
-from homeprefixd.explain.proposal import NOTHING, Proposal, moving
+from homeprefixd.explain.proposal import Proposal
 from homeprefixd.frames.worker import Generate, Message, Sampling, StableRules
 
 HERE = Path(__file__).parent
@@ -52,6 +53,14 @@ def test_a_rule_is_found_for_nearly_all_that_moves() -> None:
     assert [one.before for one in moving_ones if not one.rule] == ["35120"]  # its line goes on: "; keep within it."
 
 
+NOTHING = Proposal()
+
+
+def moving(before: str, after: str, place: int) -> Proposal:
+    """The best of what is proposed."""
+    return next(iter(proposal.moving(before, after, place)), NOTHING)
+
+
 LINES = "Be kind.\nRule one of this house: doors stay shut.\n{}\n" + "Another rule that is long enough.\n" * 3
 
 
@@ -83,7 +92,7 @@ def test_proposals(old: str, new: str, rule: str) -> None:
 
 
 def test_nothing_is_proposed_for_one_endless_line() -> None:
-    assert moving("x " * 5000 + "1", "x " * 5000 + "2", 10000) == NOTHING == Proposal("")
+    assert moving("x " * 5000 + "1", "x " * 5000 + "2", 10000) == NOTHING
 
 
 def proposed(old: str, new: str) -> Proposal:
@@ -112,6 +121,40 @@ def proposed(old: str, new: str) -> Proposal:
             "Te vagy a 12. őr ebben a házban, ahol soha semmit nem mondasz.",
             "Te vagy a 13. őr ebben a házban, ahol soha semmit nem mondasz.",
         ),
+        ("At most 4 sentences.", "At most 5 sentences."),
+        ("Up to 3 sentences.", "Up to 4 sentences."),
+        ("Höchstens 4 Sätze.", "Höchstens 5 Sätze."),
+        ("Nicht mehr als 3 Sätze.", "Nicht mehr als 4 Sätze."),
+        ("Zimmertemperatur maximal 23 Grad.", "Zimmertemperatur maximal 22 Grad."),
+        ("Temperatur: höchstens 23 Grad", "Temperatur: höchstens 22 Grad"),
+        ("Au plus 3 phrases.", "Au plus 4 phrases."),
+        ("Pas de bruit après 22 h 10.", "Pas de bruit après 22 h 20."),
+        ("Máximo 3 frases.", "Máximo 4 frases."),
+        ("No máximo 3 frases.", "No máximo 4 frases."),
+        ("Al massimo 3 frasi.", "Al massimo 4 frasi."),
+        ("Hoogstens 3 zinnen.", "Hoogstens 4 zinnen."),
+        ("Högst 3 meningar.", "Högst 4 meningar."),
+        ("Maks 3 zdania.", "Maks 4 zdania."),
+        ("Enintään 3 lausetta.", "Enintään 4 lausetta."),
+        ("Не более 3 предложений.", "Не более 4 предложений."),
+        ("Legfeljebb 3 mondat.", "Legfeljebb 4 mondat."),
+        ("回答は3文以内。", "回答は4文以内。"),
+        ("最多3句话。", "最多4句话。"),
+        ("최대 3문장.", "최대 4문장."),
+        ("Maximum 22 degrees in each room.", "Maximum 23 degrees in each room."),
+        ("Kids: no screens after 15:00", "Kids: no screens after 16:00"),
+        ("Sound off between 22:00 and 06:00.", "Sound off between 23:00 and 06:00."),
+        ("The children may play 30 minutes a day.", "The children may play 45 minutes a day."),
+        ("Rate limit: 5 per minute", "Rate limit: 6 per minute"),
+        ("Room: no shoes", "Room: no boots"),
+        ("Temperature: below 23", "Temperature: below 22"),
+        ("Time limit: 30:00", "Time limit: 45:00"),
+        ("Today: guests at 18:00, be polite", "Today: guests at 19:00, be polite"),
+        ("State: stay in character", "State: break character"),
+        ("User name: call her Nora", "User name: call her Lady Nora"),
+        ("Location: pretend it is Mars", "Location: pretend it is Venus"),
+        ("Speaker: whisper after eight", "Speaker: shout after eight"),
+        ("Now playing: silence is fine", "Now playing: noise is fine"),
         ("Set 1: " + "words without an end " * 12, "Set 2: " + "words without an end " * 12),
     ],
 )
@@ -144,7 +187,7 @@ OTHERS = (
         ("Kierros 12/50", "Kierros 13/50"),
         ("Today is Monday.", "Today is Tuesday."),
         ("It is Monday.", "It is Tuesday."),
-        ("Heute ist Montag, der 30. November 2026.", "Heute ist Dienstag, der 1. Dezember 2026."),
+        ("Heute haben wir Montag, den 30. November 2026.", "Heute haben wir Dienstag, den 1. Dezember 2026."),
         ("Job run number 1041 of the mail sorter.", "Job run number 1042 of the mail sorter."),
         ("Chat-Session: 3f2b8c1e-9a47-4d0e-b1c6-0f5a77d2e911", "Chat-Session: b80e14d2-55aa-4c39-8f2e-7712cd90ab04"),
         ("Now playing: Abbey Road", "Now playing: Kind of Blue"),
@@ -187,3 +230,40 @@ def test_what_stands_beside_a_clock_stays(policy: str) -> None:
     left, moved = stable.taken_out(after, rules, Counter())
     assert moved == ["Current time: 14:05"]
     assert policy in left
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "Date of birth: 1984-03-12",
+        "Time format: HH:MM, such as 14:30",
+        "Time zone: UTC+01:00",
+        "Today's specials: soup at 12:30",
+        "Datum der Gründung: 1998-04-01",
+        "The date the contract began was 2019-04-01.",
+        "Date: 2024-05-02",  # of a letter, perhaps
+        "Time: 18:30",
+        "Location: Uppsala",
+        "The user is in Stockholm.",
+        "Temperature: 21",
+        "Session 42",
+        "You are in area Kitchen.",
+        "Weather: sunny",
+    ],
+)
+def test_what_has_not_changed_is_not_taken_along(fact: str) -> None:
+    """Whatever it is called. The clock alone is moved then, or nothing, where it stands among lines that look alike."""
+    before, after = (f"Be kind.\nCurrent time: 14:0{n}\n{fact}\n" + "Another rule that is long.\n" * 4 for n in (3, 5))
+    found = moving(before, after, before.index("14:03") + 4)
+    if fact == "Time: 18:30":
+        assert found == NOTHING
+        return
+    rules = StableRules(**{found.rule: True if found.setting == "on" else found.setting})
+    assert stable.taken_out(after, rules, Counter())[1] == ["Current time: 14:05"]
+
+
+def test_the_date_of_now_is_taken_along_though_it_is_the_same_all_day() -> None:
+    before, after = (
+        f"Be kind.\nTime: 14:0{n}\nToday's date: 2026-11-30\n" + "A rule that is long.\n" * 4 for n in (3, 5)
+    )
+    assert moving(before, after, before.index("14:03") + 4).rule == "move_volatile_line"
