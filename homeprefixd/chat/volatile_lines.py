@@ -20,13 +20,15 @@ MOST_LINES = 8
 class VolatileLine(NamedTuple):
     """[start, end) of the text. `label`: the line without its value, by which it is known again; `value`: what stands
     there. `says_now`: it says that this is the time or date of now, so that it changes though it has not yet.
+    `generated`: a program writes such a line; nobody edits it.
     """
 
     start: int
     end: int
     label: str
     value: str
-    says_now: bool
+    says_now: bool = False
+    generated: bool = False
 
 
 # ------------------------------------------------------------------------------------------------- clocks
@@ -63,12 +65,12 @@ _SEPARATED = r"(?:\s*(?:\([\w/+\-: ]{1,24}\))?\s*[:=]\s*|\s+(?:is|ist)(?:\s+(?:n
 _ANNOUNCED = re.compile(
     rf"(?P<now>(?:it(?:'s|\s+is)|es\s+ist|jetzt\s+ist\s+es|now\s+it(?:'s|\s+is)|(?:right\s+)?now\s*(?:[:=]|is\b))"
     rf"(?:\s+(?:now|currently|jetzt|gerade))?\s*)"
-    rf"|(?P<label>(?:(?:{_OF_NOW}|{_ITS})\s+){{0,4}}{_WHAT}(?:\s*(?:and|und|&|/|,)\s*(?:the\s+)?{_WHAT})?"
+    rf"|(?P<label>(?:(?:{_OF_NOW}|{_ITS})[\s_]+){{0,4}}{_WHAT}(?:\s*(?:and|und|&|/|,)\s*(?:the\s+)?{_WHAT})?"
     rf"(?:\s+(?:now|today|jetzt|heute))?{_SEPARATED})"
     rf"|(?P<today>(?:today(?:'s|\s+is|\s+it\s+is|\s*[:=])|heute(?:\s+ist(?:\s+es)?|\s*[:=]))\s*)",
     re.IGNORECASE,
 )
-_SAYS_NOW = re.compile(rf"\b{_OF_NOW}\b|\btoday\b|\bheute\b|\bjetzt\b", re.IGNORECASE)
+_SAYS_NOW = re.compile(rf"\b{_OF_NOW}(?![a-z])|\btoday\b|\bheute\b|\bjetzt\b", re.IGNORECASE)
 _LEAD = re.compile(r"[*\-\s]*(?:\[[\w ]{1,20}\]\s*|[\[(<]\s*)?(?:(?:please\s+)?note(?:\s+that)?:?\s+)?", re.IGNORECASE)
 _IN_JSON = re.compile(
     rf"[^\n]*[\"'](?:now|today|current_?(?:time|date|datetime))[\"']\s*:\s*[\"']({_ISO}(?:[T ]{_TIME})?)", re.IGNORECASE
@@ -127,20 +129,20 @@ def _stamp(line: str) -> bool:
 # ------------------------------------------------------------------------------------------------- other values
 
 _NAME = (
-    r"(?!(?:the|a|an|secret|private|hidden|unknown)\.?\s*$)"
+    r"(?!(?:the|a|an|my|our|on|off|open|closed|secret|private|hidden|unknown|confidential|restricted|strict|none)\b)"
     r"[^\W_][\w'’/-]*(?:\s(?!(?:and|or|with|to|for|from|as|is|are|has|und|oder|mit|et|ou|y|o|e|och|og|en|her|him|it|them)\b)"
     r"[^\W_][\w'’/-]*){0,3}(?:\s\([^()\n]{1,40}\))?"
 )
 _UNIT = (
     r"(?:°\s?[cfk]?|degrees?(?:\s(?:celsius|fahrenheit))?|celsius|fahrenheit|%|percent|km/h|m/s|mph|mm|hpa|mbar|lux|lx)"
 )
-_MEASURE = rf"[-+−]?\d+(?:[.,]\d+)?\s?(?:{_UNIT})?"
+_MEASURED = rf"[-+−]?\d+(?:[.,]\d+)?\s?{_UNIT}"
 _SKY = (
     r"(?:(?:light|heavy|mostly|partly|very|slightly|some|freezing)\s)?(?:sun(?:ny|shine)?|cloud(?:y|s)?|partlycloudy|clear"
     r"|clear-night|overcast|rain(?:y|ing)?|drizzle|showers?|pouring|snow(?:y|ing)?|sleet|hail|fog(?:gy)?|mist|haze|wind(?:y)?"
     r"|storm(?:y)?|thunderstorms?|lightning|dry|hot|warm|mild|cool|cold|frost|exceptional)"
 )
-_REPORT = rf"(?:{_SKY}|(?:(?:wind|humidity|rain|pressure|uv|feels like)\s)?{_MEASURE})"
+_REPORT = rf"(?:{_SKY}|(?:(?:wind|humidity|rain|pressure|uv|feels like)\s)?{_MEASURED})"
 _ID = r"#?(?=[\w-]*\d)[A-Za-z0-9_-]{1,80}={0,2}"
 _COUNT = r"#?\d{1,9}(?:\s?(?:/|of)\s?\d{1,9})?"
 _SAID_OF = r"(?:(?:the|this|my|your|current|present|user'?s?|device'?s?|satellite'?s?)\s+){0,3}"
@@ -152,7 +154,7 @@ _KINDS = re.compile(
         for kind, label, separator, value in (
             ("place", r"(?:area|room|location)(?:\s+now)?", r"\s*[:=]\s*", _NAME),
             ("weather", rf"weather{_JUST_NOW}", _IS, rf"{_REPORT}(?:(?:,\s?|\s+and\s+|\s+at\s+|\s){_REPORT}){{0,5}}"),
-            ("measure", rf"(?:room|outside|inside|outdoor|indoor)?\s*temperature{_JUST_NOW}", _IS, _MEASURE),
+            ("measure", rf"(?:(?:room|outside|inside|outdoor|indoor)\s)?temperature{_JUST_NOW}", _IS, _MEASURED),
             ("id", r"(?:(?:session|request)(?:[\s_-]?id)?|nonce)", r"\s*(?:[:=]\s*|#\s?|\s(?=\d))", _ID),
             ("counter", r"(?:turn|counter)", r"\s*(?:[:=]\s*|#\s?|\s(?=\d))", _COUNT),
             (
@@ -160,7 +162,8 @@ _KINDS = re.compile(
                 r"(?:user|speaker|device|satellite|tablet|panel|microphone)"
                 r"\s(?:is|stands|is placed|is located|speaks)(?:\snow)?",
                 r"\s",
-                r"(?:in|from)\s(?:the\s[\w'’-]+(?:\s(?:room|hall|floor|kitchen|bedroom|bathroom|garden))?"
+                r"(?:in|from)\s(?:the\s(?:[\w'’-]+\s)?(?:room|hall(?:way)?|corridor|kitchen|bedroom|bathroom|garden|office|garage"
+                r"|attic|cellar|basement|nursery|study|lounge|pantry|laundry|workshop|library|balcony|terrace|porch)"
                 r"|(?-i:[A-ZÀ-Þ])[\w'’-]*(?:\s(?-i:[A-ZÀ-Þ])[\w'’-]*){0,2})",
             ),
         )
@@ -199,8 +202,8 @@ _WORDS = re.compile(r"[a-z']+")
 _HINTS = frozenset(
     re.findall(
         r"\S+",
-        "time date datetime timestamp clock uhrzeit zeit datum day tag now today today's it it's es heute jetzt area room"
-        " location weather temperature session sessionid request requestid nonce turn counter user speaker device"
+        "time date datetime timestamp clock uhrzeit zeit datum day tag now today today's it it's es heute jetzt area"
+        " room location weather temperature session sessionid request requestid nonce turn counter user speaker device"
         " satellite tablet panel microphone",
     )
 )
@@ -227,9 +230,9 @@ def volatile_lines(text: str) -> list[VolatileLine]:
             continue
         hinted = not _HINTS.isdisjoint(_WORDS.findall(line[:_HINTED].lower()))
         if hinted and (said := _said(line, announced)) is not None:
-            found.append(VolatileLine(start, end, *said))
+            found.append(VolatileLine(start, end, *said, generated=_AREA.match(line) is not None))
         elif not announced and line[0].isalnum() and (not above or above.endswith(_ENDS)) and _stamp(line):
-            stamps.append(VolatileLine(start, end, "", line, False))
+            stamps.append(VolatileLine(start, end, "", line))
     if len(stamps) == 1:  # more are of what happened then
         found = sorted([*found, *stamps])
     times = Counter(one.label for one in found)
@@ -239,6 +242,7 @@ def volatile_lines(text: str) -> list[VolatileLine]:
 
 def _said(line: str, announced: bool) -> tuple[str, str, bool] | None:
     """Label, value, whether it says that it is now."""
+    line = line.replace("**", "")
     clock = _clock(line)
     if clock is not None:
         return clock if clock[2] or not announced else None

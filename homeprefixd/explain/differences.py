@@ -57,14 +57,19 @@ class Difference:
     proposals: Sequence[Proposal] = ()  # the best first
 
     @property
+    def proposal(self) -> Proposal:
+        """The best that is sure."""
+        return next((one for one in self.proposals if not one.doubtful), Proposal())
+
+    @property
     def rule(self) -> str:
         """What is proposed; "": nothing."""
-        return self.proposals[0].rule if self.proposals else ""
+        return self.proposal.rule
 
     @property
     def setting(self) -> str:
         """Of the rule."""
-        return self.proposals[0].setting if self.proposals else "on"
+        return self.proposal.setting
 
 
 def difference(before: Prompt, after: Prompt) -> Difference | None:

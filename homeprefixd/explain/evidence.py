@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from ..chat.volatile_lines import VolatileLine
+from .volatile import DAY_OF_MONTH
 
 _DIFFERENT = 3
 """Values that a line must have had: an instruction that was edited once is none."""
@@ -25,7 +26,9 @@ _TYPED_BY_NOBODY = re.compile(
     r"|\d{1,2}\s?[:h時时点시]\s?\d{2}:\d{2}|\d{1,2}\s?[:h時时点시]\s?\d[1-46-9](?!\d)|\b1[5-9]\d{8}(?:\d{3})?\b"
     r"|\b\d{1,2}(?:st|nd|rd|th|er|º)?\.?\s(?:of\s|de\s)?[^\W\d_]+\.?,?\s(?:de\s)?(?:19|20)\d{2}\b"
     r"|\b[^\W\d_]+\.?\s\d{1,2}(?:st|nd|rd|th)?,?\s(?:19|20)\d{2}\b"
-    r"|(?<![A-Za-z0-9])(?=[A-Za-z_-]*\d[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])[A-Za-z0-9_-]{6,}"
+    rf"|{DAY_OF_MONTH}"
+    r"|(?<![A-Za-z0-9])(?=[A-Za-z_-]*\d[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])[A-Za-z0-9_-]{6,}",
+    re.IGNORECASE,
 )
 """A date, a time that is no round one, an id."""
 
@@ -35,11 +38,17 @@ def takes_what_changes(prompts: Iterable[Sequence[VolatileLine]], different: int
     values that takes, if somebody may have typed them.
     """
     values: dict[str, set[str]] = defaultdict(set)
+    generated: set[str] = set()
     for lines in prompts:
         for line in lines:
             if not line.says_now:
                 values[line.label].add(line.value.casefold())
-    return all(len(seen) >= different or (len(seen) > 1 and _typed_by_nobody(seen)) for seen in values.values())
+            if line.generated:
+                generated.add(line.label)
+    return all(
+        len(seen) >= different or (len(seen) > 1 and (label in generated or _typed_by_nobody(seen)))
+        for label, seen in values.items()
+    )
 
 
 def is_value(pattern: re.Pattern[str], prompts: Iterable[Sequence[str]]) -> bool:

@@ -79,6 +79,7 @@ _VALUE = rf"[^\s.!?;]{{1,30}}(?: [^\s.!?;]{{1,30}}){{0,{_MOST_VALUE_WORDS - 1}}}
 class Proposal(NamedTuple):
     rule: str = ""  # of StableRules; "": none helps
     setting: str = "on"  # "on", or a regular expression
+    doubtful: bool = False  # it takes along what is the same in both texts: other prompts must show that it changes
 
 
 def moving(before: str, after: str, place: int) -> Sequence[Proposal]:
@@ -92,10 +93,9 @@ def moving(before: str, after: str, place: int) -> Sequence[Proposal]:
     found: list[Proposal] = []
     wholes = before, after
     before, after, place = before[start : start + _TRIED], after[start : start + _TRIED], place - start
-    if _helps(StableRules(move_volatile_line=True), before, after, place) and takes_what_changes(
-        [volatile_lines(text) for text in wholes], different=2
-    ):
-        found.append(Proposal("move_volatile_line"))
+    if _helps(StableRules(move_volatile_line=True), before, after, place):
+        doubtful = not takes_what_changes([volatile_lines(text) for text in wholes], different=2)
+        found.append(Proposal("move_volatile_line", doubtful=doubtful))
     for pattern in _patterns(before, after, place):
         if _helps(StableRules(move=pattern), before, after, place) and _finds_one(pattern, wholes[1]):
             return (*found, Proposal("move", pattern))

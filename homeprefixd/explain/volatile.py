@@ -78,6 +78,9 @@ _DATE = (
     re.compile(r"\b(?:19|20)\d{2}[.,]?\s+[^\W\d]+[.,]?\s+\d{1,2}\b(?:[.,]?\s+[^\W\d]+)?"),
 )
 """A day, a word and a year, with the weekday before it: a date in whatever language."""
+DAY_OF_MONTH = (
+    rf"\b\d{{1,2}}(?:st|nd|rd|th|er|º)?\.?\s(?:of\s|de\s)?{_MONTH}\b|\b{_MONTH}\.?\s\d{{1,2}}(?:st|nd|rd|th)?\b"
+)
 _IDS = tuple(
     re.compile(pattern)
     for pattern in (

@@ -105,6 +105,11 @@ def test_nothing_is_done_where_no_rule_is_on() -> None:
         "Turn: 8",
         "Turn 7 of 50",
         "nonce=91b0c04f",
+        "**Current date:** 2026-12-01",
+        "- **Time**: 21:15",
+        "current_date: 2026-12-01",
+        "The time now is 21:15.",
+        "It's Tuesday, December 1st, 2026 and 9:15 PM.",
     ],
 )
 def test_a_volatile_line_is_moved_behind(line: str) -> None:
@@ -394,6 +399,12 @@ def test_a_slow_expression_of_one_app_is_off_for_that_one(caplog: pytest.LogCapt
         "Today: 18:30",
         "Time limit: 30:00",
         "Time: 45:00",
+        "Time of day: evening",
+        "Today is the 30 November deadline",
+        "Today is Anna's birthday: 12 May",
+        "It is 10:30 at the latest",
+        "It is 2026.",
+        "Date of death: 5 May 1945",
         "Time: 09:00-12:00",
         "Time: 14:30 or 15:00",
         "Time limits: 30 minutes a day, not after 20:00",
@@ -425,6 +436,9 @@ def test_a_slow_expression_of_one_app_is_off_for_that_one(caplog: pytest.LogCapt
         "Location: pretend it is Mars",
         "You are in area 51 and must not tell anybody.",
         "The user is in debt.",
+        "The user is in the navy.",
+        "Location: confidential",
+        "Location: home only",
         "The user is in a hurry.",
         "The user speaks Swedish from birth",
         "Weather provider: yr.no",
@@ -432,6 +446,8 @@ def test_a_slow_expression_of_one_app_is_off_for_that_one(caplog: pytest.LogCapt
         "Weather: warn below 0 degrees",
         "Temperature limits: 16 to 23 degrees",
         "Temperature: below 23",
+        "Temperature: 0.7",
+        "Temperature: 21 °C or less",
         "Temperature: 16 to 23 degrees",
         "Room temperature is measured in Celsius.",
         "Session rules: one question at a time",
@@ -449,8 +465,8 @@ def test_what_tells_the_model_what_to_do_stays(line: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Hall:\nTemperature: 21\nAttic:\nTemperature: 17",  # of what the line above names
-        "Hall\nTemperature: 21\nAttic\nTemperature: 17",  # of two
+        "Hall:\nTemperature: 21 °C\nAttic:\nTemperature: 17 °C",  # of what the line above names
+        "Hall\nTemperature: 21 °C\nAttic\nTemperature: 17 °C",  # of two
         "Party:\nDate: 2026-12-24\nTime: 18:30\nLocation: Uppsala",
         "A diary.\n2026-11-01 18:30\nThe boiler failed.\n2026-11-02 09:00\nIt was mended.",
         "Example.\nTime: 18:30\nAnother.\nTime: 19:30",

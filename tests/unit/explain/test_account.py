@@ -485,6 +485,9 @@ def remembered(texts: Sequence[str], app: str = "app") -> tuple[Memory, Known]:
         ("Klockan är {}.", ("19:30", "19:31", "19:34"), True),
         ("Klockan är {}.", ("19:30", "19:31"), False),
         ("Stand: {}", ("30.11.2026", "1.12.2026", "2.12.2026"), True),
+        ("Nous sommes le {}.", ("lundi 30 novembre", "mardi 1er décembre", "mercredi 2 décembre"), True),
+        ("Hoy es {}.", ("30 de noviembre", "1 de diciembre", "2 de diciembre"), True),
+        ("No meat on {}.", ("Friday", "Sunday", "Monday"), False),
         ("Trace: {}", ("41be03dd", "7af1c2", "0c9b77e1"), True),
         ("Mood: {}", ("merry", "sad", "tired"), False),
         ("User: {}", ("Mia", "Tom", "Mia", "Eva", "Mia"), True),
@@ -493,7 +496,7 @@ def remembered(texts: Sequence[str], app: str = "app") -> tuple[Memory, Known]:
 )
 def test_what_is_a_value(line: str, values: Sequence[object], supported: bool) -> None:
     """Not what somebody edits: an instruction is edited, and then it stays."""
-    expression = "^" + re.escape(line.split("\n")[0]).replace(r"\{\}", "[^\\s]+") + "$"
+    expression = "^" + re.escape(line.split("\n")[0]).replace(r"\{\}", ".+") + "$"
     memory, new = remembered([f"Be kind.\n{line.format(value)}\nBe brief." for value in values])
     assert memory.supports(Proposal("move", expression), new) == supported
     assert not memory.supports(Proposal("move", expression), replace_client(new, "1.2.3.4 other/1"))
@@ -517,10 +520,12 @@ CONSTANT = (
         (["Location: Uppsala", "Location: Uppsala"], False),
         (["Location: Uppsala", "Location: Lund"], False),  # edited
         (["Location: Uppsala", "Location: Lund", "Location: Falun"], True),
+        (["You are in area Kitchen."], False),
+        (["You are in area Kitchen.", "You are in area Hall."], True),  # as a program says it
         (["Time: 18:30"], False),
         (["Time: 18:30", "Time: 18:41"], True),
         (["Today is 2026-11-30."], True),  # it says that it changes
-        (["Temperature: 21", "Temperature: 22"], False),
+        (["Temperature: 21 °C", "Temperature: 22 °C"], False),
         (["Session 41ab02", "Session 87bc65"], True),
     ],
 )
@@ -541,3 +546,16 @@ def test_where_the_rule_would_take_a_fact_along_an_expression_is_proposed() -> N
         told.append(explained(account, account.known, count))
     assert [one.rule for one in told[1:]] == ["", "move"]
     assert re.search(told[-1].setting, "Current time: 21:18", re.MULTILINE)
+
+
+def test_the_shape_of_home_assistant_gets_its_rule() -> None:
+    """Its time alone, while the area stays; all of it, once a second satellite has asked."""
+    worker = Worker()
+    rules = []
+    for number, area in enumerate(("Hall", "Hall", "Hall", "Attic", "Attic")):
+        line = (
+            f"Current time is 14:05:{41 + number}. Today's date is 2026-11-30.\nYou are in area {area} (floor Upper)."
+        )
+        account, count = worker.ask(f"{number}", Chat([system(f"{line}\n{NEW}"), user("Hello?")]))
+        rules.append(explained(account, account.known, count).rule)
+    assert rules == ["", "", "move", "move_volatile_line", "move_volatile_line"]
