@@ -75,6 +75,7 @@ _LEAD = re.compile(r"[*\-\s]*(?:\[[\w ]{1,20}\]\s*|[\[(<]\s*)?(?:(?:please\s+)?n
 _IN_JSON = re.compile(
     rf"[^\n]*[\"'](?:now|today|current_?(?:time|date|datetime))[\"']\s*:\s*[\"']({_ISO}(?:[T ]{_TIME})?)", re.IGNORECASE
 )
+_NUMBERS = re.compile(r"\d:\d")
 _MAY_BE_CLOCK = re.compile(rf"\d[:./-]\d|{_MONTH}", re.IGNORECASE)
 
 
@@ -122,6 +123,8 @@ _TOKEN_OF_NUMBERS = re.compile(rf"{_TIME}|{_DATE}", re.IGNORECASE)
 
 def _stamp(line: str) -> bool:
     """Whether a line is a date with the time of day, and nothing else."""
+    if len(line) > _HINTED or _NUMBERS.search(line) is None:
+        return False
     end, has = _clock_end(line, 0)
     return end == len(line) and bool(has["date"]) and bool(has["time"])
 

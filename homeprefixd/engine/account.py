@@ -202,8 +202,8 @@ class Accountant:
             found = _between_apps(found)
         if found.proposals:
             with self._lock:
-                fitting = [one._replace(doubtful=False) for one in found.proposals if self._memory.supports(one, new)]
-            found = replace(found, proposals=fitting)
+                fitting = [one for one in found.proposals if self._memory.supports(one, new)]
+            found = replace(found, proposals=fitting, systems=())  # of these two, too
         token = ends.token_at(found.place)
         rest = len(prompt.text) - found.place
         left = ends.count - token

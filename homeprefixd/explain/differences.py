@@ -11,11 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..chat import stable
+from ..chat.volatile_lines import volatile_lines
 from ..frames.worker import Message
 from .causes import CAUSES, MOVE
+from .evidence import takes_what_changes
 from .prompt import Part, Prompt, common_length, tool_name
 from .proposal import Proposal, moving
 from .reordered import canonical, reordered, without_order
@@ -55,11 +58,15 @@ class Difference:
     after: str
     alike: int
     proposals: Sequence[Proposal] = ()  # the best first
+    systems: Sequence[str] = ()  # both system messages, if it is in them
 
-    @property
+    @cached_property
     def proposal(self) -> Proposal:
-        """The best that is sure."""
-        return next((one for one in self.proposals if not one.doubtful), Proposal())
+        """The best of which these two texts alone do not show that it takes along what stays."""
+        return next((one for one in self.proposals if one.rule != MOVE or self._takes_what_changes()), Proposal())
+
+    def _takes_what_changes(self) -> bool:
+        return takes_what_changes([volatile_lines(text) for text in self.systems], different=2)
 
     @property
     def rule(self) -> str:
@@ -102,6 +109,7 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         after=(new if new is not None else b[place : place + _SHOWN])[:_SHOWN],
         alike=alike,
         proposals=proposals,
+        systems=(_systems(before, after, place, part) or ()) if proposals else (),
     )
 
 
@@ -143,10 +151,16 @@ def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part)
 
 
 def _moved(before: Prompt, after: Prompt, place: int, part: Part) -> Sequence[Proposal]:
+    systems = _systems(before, after, place, part)
+    return moving(*systems, place - part.start) if systems is not None else ()
+
+
+def _systems(before: Prompt, after: Prompt, place: int, part: Part) -> tuple[str, str] | None:
+    """Both system messages, if they begin at the same place and differ at `place`."""
     old = before.part_at(place)
     if part.kind != "system" or old.kind != "system" or old.start != part.start:
-        return ()
-    return moving(before.text[old.start : old.end], after.text[part.start : part.end], place - part.start)
+        return None
+    return before.text[old.start : old.end], after.text[part.start : part.end]
 
 
 Why = tuple[str, str, str | None, str | None]

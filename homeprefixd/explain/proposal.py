@@ -16,10 +16,8 @@ from typing import NamedTuple
 
 from ..chat import stable
 from ..chat.instructions import INSTRUCTION
-from ..chat.volatile_lines import volatile_lines
 from ..expressions import UnfitError
 from ..frames.worker import StableRules
-from .evidence import takes_what_changes
 from .prompt import common_length
 from .volatile import STATES, date_words, volatile
 
@@ -79,25 +77,23 @@ _VALUE = rf"[^\s.!?;]{{1,30}}(?: [^\s.!?;]{{1,30}}){{0,{_MOST_VALUE_WORDS - 1}}}
 class Proposal(NamedTuple):
     rule: str = ""  # of StableRules; "": none helps
     setting: str = "on"  # "on", or a regular expression
-    doubtful: bool = False  # it takes along what is the same in both texts: other prompts must show that it changes
 
 
 def moving(before: str, after: str, place: int) -> Sequence[Proposal]:
     """How to move what changes at `place` (in both) out of a system message, of which both texts are the whole: the
-    best first; the others are narrower.
+    best first; the others are narrower. What `move_volatile_line` takes along is judged by `evidence.py`.
     """
     start = after.rfind("\n", 0, place) + 1
     start = after.rfind("\n", 0, max(0, start - 1)) + 1  # the line above; what stands before it changes in both alike
     if place - start > _TRIED // 2:
         return ()
     found: list[Proposal] = []
-    wholes = before, after
+    whole = after
     before, after, place = before[start : start + _TRIED], after[start : start + _TRIED], place - start
     if _helps(StableRules(move_volatile_line=True), before, after, place):
-        doubtful = not takes_what_changes([volatile_lines(text) for text in wholes], different=2)
-        found.append(Proposal("move_volatile_line", doubtful=doubtful))
+        found.append(Proposal("move_volatile_line"))
     for pattern in _patterns(before, after, place):
-        if _helps(StableRules(move=pattern), before, after, place) and _finds_one(pattern, wholes[1]):
+        if _helps(StableRules(move=pattern), before, after, place) and _finds_one(pattern, whole):
             return (*found, Proposal("move", pattern))
     return found
 

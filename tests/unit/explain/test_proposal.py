@@ -13,7 +13,7 @@ from home_pairs import P
 from homeprefixd.bench.pairs import Sent, read_pairs
 from homeprefixd.chat import stable
 from homeprefixd.explain import proposal
-from homeprefixd.explain.differences import difference
+from homeprefixd.explain.differences import Difference, difference
 from homeprefixd.explain.proposal import Proposal
 from homeprefixd.frames.worker import Generate, Message, Sampling, StableRules
 
@@ -58,7 +58,8 @@ NOTHING = Proposal()
 
 def moving(before: str, after: str, place: int) -> Proposal:
     """The best of what is proposed."""
-    return next((one for one in proposal.moving(before, after, place) if not one.doubtful), NOTHING)
+    some = proposal.moving(before, after, place)
+    return Difference("", "", place, "", "", "", 0, some, (before, after)).proposal
 
 
 LINES = "Be kind.\nRule one of this house: doors stay shut.\n{}\n" + "Another rule that is long enough.\n" * 3
