@@ -200,10 +200,9 @@ class Accountant:
                 found = replace(found, cause="rule_applied", part=place, proposals=())
         if app_name(other.client) != app_name(new.client):
             found = _between_apps(found)
-        if found.proposals:
-            with self._lock:
-                fitting = [one for one in found.proposals if self._memory.supports(one, new)]
-            found = replace(found, proposals=fitting, systems=())  # of these two, too
+        with self._lock:
+            fitting = next((one for one in found.proposals if self._memory.supports(one, new)), None)
+        found = replace(found, proposals=(fitting,) if fitting else (), systems=())  # of these two, too
         token = ends.token_at(found.place)
         rest = len(prompt.text) - found.place
         left = ends.count - token

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,7 +57,7 @@ class Difference:
     before: str
     after: str
     alike: int
-    proposals: Sequence[Proposal] = ()  # the best first
+    proposals: Iterable[Proposal] = ()  # the best first; each is made when it is asked for
     systems: Sequence[str] = ()  # both system messages, if it is in them
 
     @cached_property
@@ -142,7 +142,7 @@ def _is_of_a_rule(before: Prompt, after: Prompt, part: Part) -> bool:
     return bool(was) and common_length(was, now) < min(len(was), len(now))
 
 
-def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part) -> Sequence[Proposal]:
+def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part) -> Iterable[Proposal]:
     """The rule that would help: lines are moved out of system messages, and keys sorted in tools only."""
     rule = CAUSES[cause].rule
     if rule == MOVE:
@@ -150,9 +150,21 @@ def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part)
     return () if not rule or (rule == "sort_keys" and part.kind not in ("tool", "template")) else (Proposal(rule),)
 
 
-def _moved(before: Prompt, after: Prompt, place: int, part: Part) -> Sequence[Proposal]:
+def _moved(before: Prompt, after: Prompt, place: int, part: Part) -> Iterable[Proposal]:
     systems = _systems(before, after, place, part)
-    return moving(*systems, place - part.start) if systems is not None else ()
+    return _Moving(*systems, place - part.start) if systems is not None else ()
+
+
+@dataclass(frozen=True)
+class _Moving:
+    """The second proposal is seldom asked for, and costs as much as all the rest."""
+
+    before: str
+    after: str
+    place: int
+
+    def __iter__(self) -> Iterator[Proposal]:
+        return moving(self.before, self.after, self.place)
 
 
 def _systems(before: Prompt, after: Prompt, place: int, part: Part) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..chat import stable
@@ -79,23 +79,22 @@ class Proposal(NamedTuple):
     setting: str = "on"  # "on", or a regular expression
 
 
-def moving(before: str, after: str, place: int) -> Sequence[Proposal]:
+def moving(before: str, after: str, place: int) -> Iterator[Proposal]:
     """How to move what changes at `place` (in both) out of a system message, of which both texts are the whole: the
     best first; the others are narrower. What `move_volatile_line` takes along is judged by `evidence.py`.
     """
     start = after.rfind("\n", 0, place) + 1
     start = after.rfind("\n", 0, max(0, start - 1)) + 1  # the line above; what stands before it changes in both alike
     if place - start > _TRIED // 2:
-        return ()
-    found: list[Proposal] = []
+        return
     whole = after
     before, after, place = before[start : start + _TRIED], after[start : start + _TRIED], place - start
     if _helps(StableRules(move_volatile_line=True), before, after, place):
-        found.append(Proposal("move_volatile_line"))
+        yield Proposal("move_volatile_line")
     for pattern in _patterns(before, after, place):
         if _helps(StableRules(move=pattern), before, after, place) and _finds_one(pattern, whole):
-            return (*found, Proposal("move", pattern))
-    return found
+            yield Proposal("move", pattern)
+            return
 
 
 def _finds_one(pattern: str, text: str) -> bool:
