@@ -530,6 +530,8 @@ class Transferred(Frame):
     known: int = 0
     error: str = ""
     kind: str = ""  # of the error: a class of `errors.py`
+    kept: int = 0  # of an import's `tokens`, from the start on, are on disk
+    not_kept: str = ""  # why not all of them
 
 
 FromStore = (

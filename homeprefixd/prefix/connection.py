@@ -323,8 +323,9 @@ class Connection:
                     )
             else:
                 with os.fdopen(descriptor, "rb", _BUFFER) as file:
-                    done = transfer.import_(self._cache, session, file, self._service.flush)
-            self._send(Transferred(frame.ticket, done.nodes, done.tokens, done.bytes, done.known))
+                    done = transfer.import_(self._cache, session, file, self._service.write_path)
+            sums = (done.nodes, done.tokens, done.bytes, done.known)
+            self._send(Transferred(frame.ticket, *sums, kept=done.kept, not_kept=done.not_kept))
         except Exception as error:
             if not isinstance(error, HomeprefixdError | OSError):
                 log.exception("a transfer failed")

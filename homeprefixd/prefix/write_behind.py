@@ -133,6 +133,7 @@ class WriteBehind:
     def bound_writes(self, daily_writes: int) -> None:
         """Bytes that may be written in a day from now on; 0: no bound."""
         self._daily_writes = daily_writes
+        self._shrinking.try_again()
         if not daily_writes and self.day_is_over:
             self.day_is_over = False
             self._cache.requeue()
