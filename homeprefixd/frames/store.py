@@ -104,6 +104,14 @@ class Abandon(Frame):
     offsets: list[int]
 
 
+class Refuse(Frame):
+    """A worker could not import the state of a node, for a reason of its own, not for want of cells. Needs no reply."""
+
+    namespace: bytes
+    key: bytes
+    reason: str
+
+
 class Neighbour(Frame):
     """Which stored prompt begins as `tokens` do, and how does it go on? Nothing is loaded or counted."""
 
@@ -288,6 +296,7 @@ ToStore = (
     | Reserve
     | Commit
     | Abandon
+    | Refuse
     | FileHash
     | Stats
     | ListPrefixes

@@ -47,6 +47,7 @@ from ..frames.store import (
     Purged,
     Recall,
     Recalled,
+    Refuse,
     Release,
     Remember,
     Reserve,
@@ -166,6 +167,8 @@ class Connection:
                 self._session.commit(frame.namespace, frame.nodes, frame.owner)
             case Abandon():
                 self._session.abandon(frame.offsets)
+            case Refuse():
+                self._cache.refused(frame.namespace, frame.key, frame.reason)
             case OpenNamespace():
                 namespace, mismatch = self._cache.open_namespace(frame.description)
                 self._send(NamespaceOpened(frame.ticket, namespace, mismatch))

@@ -162,7 +162,7 @@ def _put(file: BinaryIO, record: msgspec.Struct) -> None:
 def import_(
     cache: Cache, session: Session, file: BinaryIO, write_path: Callable[[Sequence[HotNode]], None]
 ) -> Transferred:
-    """Take in what `export` wrote. `write_path` writes nodes, parents first, and returns when those are written that fit.
+    """Take in what `export` wrote. `write_path` writes nodes, parents first, and returns once those are that fit.
 
     Raises TransferError, UnavailableError where there is no room, OSError.
     """

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faulty_disk import FaultyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from faulty_disk import FaultyDisk
 from prefix_testing import DESCRIPTION, MIB, SHAPE, SHAPED, House, Store, Worker, payload_of
 
 from homeprefixd.errors import NotFoundError
@@ -26,8 +26,8 @@ from homeprefixd.prefix.transfer import (
     MAGIC,
     Header,
     NodeRecord,
-    Transferred,
     TransferError,
+    Transferred,
     _put,
     export,
     import_,
@@ -262,9 +262,7 @@ def long_import(house: House, blocks: int) -> Transferred:
 def test_an_import_says_what_is_on_disk(tmp_path: Path, room: str) -> None:
     """What it calls imported is there after a restart; else it says how much is not, and why."""
     warm = {"all": 64 * MIB, "budget": 10 * MIB, "off": 0}.get(room, 64 * MIB)
-    house = House(
-        tmp_path, hot=64 * MIB, warm=warm, daily_writes=6 * MIB if room == "day" else 0, kind=FaultyDisk
-    )
+    house = House(tmp_path, hot=64 * MIB, warm=warm, daily_writes=6 * MIB if room == "day" else 0, kind=FaultyDisk)
     if room == "disk":
         house.save([1], 1000)
         house.cache.write(everything=True)
