@@ -74,16 +74,16 @@ class EdgeRestorer(Restorer):
             self._take(sequence, plan)
         return True
 
-    def _refused(self, lookup: Lookup, plan: tuple[PlanNode, ...], index: int) -> tuple[int, str] | None:
+    def _refused(self, seq: int, lookup: Lookup, plan: tuple[PlanNode, ...], index: int) -> tuple[int, str] | None:
         if plan[index].edge:
             return None
-        refused = super()._refused(lookup, plan, index)
+        refused = super()._refused(seq, lookup, plan, index)
         if refused is not None or index + 1 >= len(plan) or not plan[index + 1].edge:
             return refused
         span, edge = lookup.wait_block(index, 0), lookup.wait_block(index + 1, 0)
         if span is None or edge is None:
             return None
-        reason = self._slicer.refuses(plan[index].start, plan[index].count, span, edge)
+        reason = self._slicer.refuses(seq, plan[index].start, plan[index].count, span, edge)
         return (index + 1, reason) if reason else None
 
     def _is_lost(self, sequence: Sequence, index: int, edged: bool) -> bool:

@@ -130,6 +130,5 @@ class PlacedSlicer(Slicer):
     def clear(self, seq: int) -> None:
         self._slicers[seq // self._stride].clear(seq % self._stride)
 
-    def refuses(self, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> str:
-        """By the first that is certain."""
-        return next(filter(None, (slicer.refuses(start, count, state, edge) for slicer in self._slicers)), "")
+    def refuses(self, seq: int, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> str:
+        return self._slicers[seq // self._stride].refuses(seq % self._stride, start, count, state, edge)

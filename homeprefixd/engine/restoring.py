@@ -116,7 +116,9 @@ class Restorer:
             logger.warning("a cached prefix could not be restored, it is computed: %s", error)
             self._counters["restore_errors"] += 1
             self._empty(sequence)
-            self._blame(sequence)
+            if not self.must_clear:
+                self._blame(sequence)
+                self._empty(sequence)
             sequence.forget_state()
             sequence.no_lookup = True
             if not sequence.started:
@@ -144,22 +146,22 @@ class Restorer:
         """
         lookup, plan = sequence.lookup, sequence.plan or ()
         namespace = self._namespaces.opened(sequence.request.space)
-        if lookup is None or namespace is None or self.must_clear:
+        if lookup is None or namespace is None:
             return
         last = sequence.next_node
         run = lookup.run(last)
         for index in range(last, min(len(plan), last + (run.parts if run is not None else 1))):
-            if (refused := self._refused(lookup, plan, index)) is not None:
+            if (refused := self._refused(sequence.seq_id, lookup, plan, index)) is not None:
                 number, reason = refused
                 logger.warning("the store is told that a block of it is none of this model's: %s", reason)
                 self._counters["restore_refused"] += 1
                 self._store.refuse(namespace, plan[number].key, reason)
                 return
 
-    def _refused(self, lookup: Lookup, plan: tuple[PlanNode, ...], index: int) -> tuple[int, str] | None:
+    def _refused(self, seq: int, lookup: Lookup, plan: tuple[PlanNode, ...], index: int) -> tuple[int, str] | None:
         """Which node can never be imported, of those that are imported together with node `index`, and why."""
         state = lookup.wait_block(index, 0)
-        reason = self._slicer.refuses(plan[index].start, plan[index].count, state) if state is not None else ""
+        reason = self._slicer.refuses(seq, plan[index].start, plan[index].count, state) if state is not None else ""
         return (index, reason) if reason else None
 
     def _step(self, sequence: Sequence, began: float, time_box: float) -> bool:

@@ -102,9 +102,9 @@ class Slicer:
         """Forget all sequences that are where `seq` is."""
         self._context.clear()
 
-    def refuses(self, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> str:
+    def refuses(self, seq: int, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> str:
         """Why the state of a block for position `start` can never be imported; "" if it can, or if what it fails for
-        may be something else, such as want of cells. `edge` belongs to it where states have edges."""
+        may be something else, such as want of cells. `seq` is empty, `edge` is the block's where states have edges."""
         if self._context.pos_max(self._scratch) != -1 or not self._has_room(count):
             return ""
         try:
@@ -112,7 +112,7 @@ class Slicer:
         except SliceError as error:
             return str(error)
         finally:
-            self.empty(self._scratch)
+            self.empty(seq)
         return ""
 
     def _has_room(self, count: int) -> bool:

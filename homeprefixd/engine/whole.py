@@ -69,17 +69,17 @@ class WholeSlicer(EdgeSlicer):
             raise SliceError(f"a snapshot up to position {high} where {start + count - 1} is wanted")
         self._imported, self._tainted = read, False
 
-    def refuses(self, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> str:
+    def refuses(self, seq: int, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> str:
         """Certain only where nobody has cells: of what a snapshot needs nothing is known."""
         context = self._context
         if any(context.pos_max(seq) != -1 for seq in range(context.settings.n_seq_max)):
             return ""
         try:
-            self._put(0, start, count, state, edge)
+            self._put(seq, start, count, state, edge)
         except SliceError as error:
             return str(error)
         finally:
-            self.clear(0)
+            self.clear(seq)
         return ""
 
     def empty(self, seq: int) -> bool:
