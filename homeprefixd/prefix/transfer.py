@@ -45,6 +45,7 @@ _RECORD = struct.Struct("<IQ")  # length, xxh3_64
 _LONGEST = 1 << 20  # bytes of a record
 _LARGEST = 1 << 40  # bytes of a node's state
 _DEAREST = 1e6  # seconds of prefill of a node
+_LONGEST_KIND = 32  # characters
 _FLUSH = 16 << 20  # bytes that are imported before they are written
 
 log = logging.getLogger(__name__)
@@ -272,6 +273,8 @@ def _check_place(record: NodeRecord, at: int, count: int, *, is_edge: bool, has_
         raise TransferError(f"one of its blocks has {record.size} bytes")
     if not 0 <= record.cost <= _DEAREST:
         raise TransferError(f"one of its blocks took {record.cost} seconds to compute")
+    if len(record.kind) > _LONGEST_KIND:  # it is stored with each node, whose row must stay small
+        raise TransferError(f"one of its blocks has a kind of {len(record.kind)} characters")
 
 
 def _size_of(cache: Cache, namespace: bytes, count: int) -> int | None:

@@ -234,7 +234,7 @@ def test_through_pipes_of_real_stores(
     assert one.stop()[0] == 0
 
 
-def handmade(nodes: list[tuple[list[int], bytes]], *, told: int | None = None) -> bytes:
+def handmade(nodes: list[tuple[list[int], bytes]], *, told: int | None = None, kind: str = "prompt") -> bytes:
     """A file with right checksums, of nodes with these tokens and states. `told`: how many it says that it has."""
     file = io.BytesIO()
     file.write(MAGIC)
@@ -243,7 +243,7 @@ def handmade(nodes: list[tuple[list[int], bytes]], *, told: int | None = None) -
     parent, at, encoder = bytes(namespace_of(DESCRIPTION)), 0, Encoder(0)
     for tokens, state in nodes:
         key = block_key(parent, to_le(tokens))
-        _put(file, NodeRecord(to_le(tokens), at, len(state), True, "prompt", 0.1, ""))
+        _put(file, NodeRecord(to_le(tokens), at, len(state), True, kind, 0.1, ""))
         for number in range(piece_count(len(state))):
             piece = encoder.encode(key, number, memoryview(state)[number * PIECE : (number + 1) * PIECE])
             file.write(struct.pack("<I", len(piece)) + piece)
@@ -299,6 +299,7 @@ def test_a_handmade_file_is_refused_for_what_is_wrong(target: House) -> None:
         ),
         "says that it has -1 blocks": handmade([(whole, state)], told=-1),
         "says that it has 0 blocks": handmade([], told=0),
+        "a kind of 100000 characters": handmade([(whole, state)], kind="x" * 100_000),
     }
     for message, data in files.items():
         with pytest.raises(TransferError, match=message):
