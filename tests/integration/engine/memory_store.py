@@ -193,7 +193,7 @@ class MemoryStore:
                 at = going.pop()
                 node = self.nodes.pop(at, None)
                 if node is not None:
-                    self.children[node.parent].remove(at)
+                    self.children.get(node.parent, [at]).remove(at)
                 self.payloads.pop(at, None)
                 self.runs.pop(at, None)
                 going += self.children.pop(at, [])
