@@ -105,7 +105,14 @@ async def import_(request: web.Request) -> web.Response:
         if not transport.is_closing():
             transport.abort()
     return json_response(
-        {"nodes": found.nodes, "tokens": found.tokens, "bytes": found.bytes, "known_nodes": found.known}
+        {
+            "nodes": found.nodes,
+            "tokens": found.tokens,
+            "bytes": found.bytes,
+            "known_nodes": found.known,
+            "kept": found.kept,
+            "not_kept": found.not_kept,
+        }
     )
 
 

@@ -179,6 +179,8 @@ class Imported(TypedDict):
     tokens: float
     bytes: float
     known_nodes: float
+    kept: NotRequired[float]
+    not_kept: NotRequired[str]
 
 
 class Warmed(TypedDict):

@@ -362,7 +362,8 @@ class ClosedCache:
 
     def import_(self, descriptor: int) -> dict[str, Any]:
         """Read a prefix from a file."""
-        return _transferred(self._client.import_(descriptor))
+        done = self._client.import_(descriptor)
+        return {**_transferred(done), "kept": done.kept, "not_kept": done.not_kept}
 
 
 def known_without_model(body: Mapping[str, Any]) -> dict[str, Any]:

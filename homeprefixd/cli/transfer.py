@@ -21,7 +21,7 @@ import click
 from ..errors import RequestError, UnavailableError
 from ..sizes import size_text
 from .cache import cache_flags, directory_of
-from .output import Output, counted
+from .output import Output, count_text, counted
 from .reach import (
     Cache,
     ClosedCache,
@@ -123,6 +123,8 @@ def import_(url: str | None, as_json: bool, source: str, **given: str | None) ->
         output.document(done)
     else:
         output.line(_imported(done))
+        if done.get("not_kept"):
+            output.line(f"only {count_text(done['kept'])} tokens of it are on disk: {done['not_kept']}")
 
 
 def _imported(done: Mapping[str, Any]) -> str:

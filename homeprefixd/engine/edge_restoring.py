@@ -16,6 +16,7 @@ from .edges import EdgeSlicer
 from .restoring import BLOCK_PATIENCE, Restorer
 from .sequence import Sequence
 from .sharing import LEAST
+from .store import Lookup
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,18 @@ class EdgeRestorer(Restorer):
             self._take(sequence, plan)
         return True
 
+    def _refused(self, seq: int, lookup: Lookup, plan: tuple[PlanNode, ...], index: int) -> tuple[int, str] | None:
+        if plan[index].edge:
+            return None
+        refused = super()._refused(seq, lookup, plan, index)
+        if refused is not None or index + 1 >= len(plan) or not plan[index + 1].edge:
+            return refused
+        span, edge = lookup.wait_block(index, 0), lookup.wait_block(index + 1, 0)
+        if span is None or edge is None:
+            return None
+        reason = self._slicer.refuses(seq, plan[index].start, plan[index].count, span, edge)
+        return (index + 1, reason) if reason else None
+
     def _is_lost(self, sequence: Sequence, index: int, edged: bool) -> bool:
         lookup = sequence.lookup
         if lookup is None or "lost" in (lookup.state(index), lookup.state(index + 1) if edged else ""):
@@ -81,7 +94,7 @@ class EdgeRestorer(Restorer):
 
     def _give_up(self, sequence: Sequence) -> bool:
         self._counters["restore_lost"] += 1
-        self._slicer.empty(sequence.seq_id)
+        self._empty(sequence)
         sequence.forget_state()
         self._tell_lost(sequence)
         return True

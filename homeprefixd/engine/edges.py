@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..prefix.blocks import Edges
+from .cell_table import CellTable
 from .context import PARTIAL_ONLY, Context
 from .ring import HEADER, Ring, export_state
 from .slices import BlockSize, SliceError, Slicer
@@ -67,6 +68,8 @@ class EdgeSlicer(Slicer):
     ) -> None:
         super().__init__(context, scratch, span)
         self.edge = edge
+        self.edge_cells: CellTable | None = None
+        """Where the positions of an edge stand; None where that is not known."""
         self._bare = bare
         self._ring = ring
         self._filled = -1  # sequence that was placed
@@ -131,7 +134,6 @@ class EdgeSlicer(Slicer):
         except SliceError:
             self._ring = None
             self.empty(seq)
-            self._empty_scratch()
             raise
         self._filled = seq
 
@@ -144,7 +146,6 @@ class EdgeSlicer(Slicer):
             return self._append(seq, at, start, count, span, edge)
         except SliceError:
             self.empty(seq)
-            self._empty_scratch()
             raise
 
     def check(self, seq: int, end: int) -> None:
@@ -176,14 +177,30 @@ class EdgeSlicer(Slicer):
         context, scratch = self._context, self._scratch
         if start != at or count <= 0:
             raise SliceError(f"a node for position {start} where {at} comes next")
+        if context.state_size(scratch, PARTIAL_ONLY) != HEADER + len(self.edge.empty):
+            raise SliceError("the scratch sequence is not empty")
+        self._load(start, count, span, edge)
+        context.copy(scratch, seq)
+        self._empty_scratch()
+        return at + count
+
+    def _load(self, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> None:
+        context, scratch, span = self._context, self._scratch, state
         if len(span) != self.size.of(count):
             raise SliceError(f"a span of {len(span)} bytes for {count} tokens, which have {self.size.of(count)}")
         if edge is not None and len(edge) != self.edge.of(count):
             raise SliceError(f"an edge of {len(edge)} bytes for {count} tokens, which have {self.edge.of(count)}")
+        if self._bare and span != self._bare:
+            raise SliceError("a span that is none of this model")
+        if self.cells is not None and not self.cells.holds(span, start, count):
+            raise SliceError("the span is that of other positions")
+        if edge is not None and self.edge_cells is not None:
+            end = start + count
+            first = end - 1 if self.edge.recurrent else max(start, end - self.edge.window)
+            if not self.edge_cells.holds(edge, first, end - first):
+                raise SliceError("the edge is that of other positions")
         if edge is None and self._bare:
-            return at + count
-        if context.state_size(scratch, PARTIAL_ONLY) != HEADER + len(self.edge.empty):
-            raise SliceError("the scratch sequence is not empty")
+            return
         last = edge if edge is not None else memoryview(self.edge.empty)
         size = len(span) + len(last)
         buffer = self._room(size)
@@ -196,9 +213,19 @@ class EdgeSlicer(Slicer):
             self._check_positions(scratch, start, start + count)
         if context.state_size(scratch) != size:
             raise SliceError(f"the state has {context.state_size(scratch)} bytes after importing {size}")
-        context.copy(scratch, seq)
-        self._empty_scratch()
-        return at + count
+
+    def _has_room(self, count: int) -> bool:
+        """Also in the window, whose cells are counted by the size of its state."""
+        if not super()._has_room(count):
+            return False
+        context, cell = self._context, self.edge.size.per_token
+        if not self.edge.window or not cell:
+            return True
+        used = sum(
+            max(0, context.state_size(seq, PARTIAL_ONLY) - HEADER - self.edge.size.fixed) // cell
+            for seq in range(context.settings.n_seq_max)
+        )
+        return used + min(count, self.edge.window) <= context.window_cells
 
     def _check_positions(self, seq: int, start: int, end: int) -> None:
         """That `seq` has an edge, and it is that of [start, end)."""

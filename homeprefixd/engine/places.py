@@ -115,8 +115,8 @@ class PlacedSlicer(Slicer):
 
     def __init__(self, first: Slicer, contexts: Iterable[Context], parallel: int) -> None:
         self._stride = parallel + 1
-        self._slicers = [Slicer(context, parallel, first.size, first.layout) for context in contexts]
-        self.size, self.layout = first.size, first.layout
+        self._slicers = [Slicer(context, parallel, first.size, first.layout, first.cells) for context in contexts]
+        self.size, self.layout, self.cells = first.size, first.layout, first.cells
 
     def export(self, seq: int, start: int, end: int, view: memoryview) -> int:
         return self._slicers[seq // self._stride].export(seq % self._stride, start, end, view)
@@ -124,5 +124,11 @@ class PlacedSlicer(Slicer):
     def import_block(self, seq: int, start: int, count: int, use: int, view: memoryview) -> None:
         self._slicers[seq // self._stride].import_block(seq % self._stride, start, count, use, view)
 
-    def empty(self, seq: int) -> None:
-        self._slicers[seq // self._stride].empty(seq % self._stride)
+    def empty(self, seq: int) -> bool:
+        return self._slicers[seq // self._stride].empty(seq % self._stride)
+
+    def clear(self, seq: int) -> None:
+        self._slicers[seq // self._stride].clear(seq % self._stride)
+
+    def refuses(self, seq: int, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> str:
+        return self._slicers[seq // self._stride].refuses(seq % self._stride, start, count, state, edge)

@@ -12,6 +12,7 @@ import numpy as np
 from ..prefix.blocks import BLOCK_TOKENS
 from ..prefix.runs import Layout, layout_of
 from .bindings import Model
+from .cell_table import CellTable
 from .context import PARTIAL_ONLY, Batch, Context
 from .edges import EdgeSlicer, measure
 from .failures import DecodeError
@@ -24,6 +25,9 @@ NO_RANGED_COPY = frozenset({"deepseek4"})
 """Architectures whose memory aborts the process when a part of a sequence is copied."""
 
 _TEST_BLOCK = 8
+
+# Bytes before the first cell's position: of llama.cpp's own header 8, 4 for the number of streams, 4 for that of cells.
+_SPAN_CELLS, _WINDOW_CELLS, _STATE_CELLS = 16, 8, 4
 
 
 def why_not(model: Model) -> str:
@@ -78,6 +82,7 @@ def _self_test(context: Context, scratch: int) -> Slicer:
     for i, block in enumerate(blocks):
         slicer.export(0, i * _TEST_BLOCK, (i + 1) * _TEST_BLOCK, block)
     slicer.layout = _proven_layout(slicer, blocks)
+    slicer.cells = CellTable.of(blocks[1], _SPAN_CELLS, _TEST_BLOCK, _TEST_BLOCK)
     _decode(context, batch, tokens[n:], n)
     cold = context.logits(-1)
     context.clear()
@@ -109,6 +114,10 @@ def _prove_edges(context: Context, scratch: int) -> EdgeSlicer:
         span, edge = (memoryview(bytearray(size)) for size in (slicer.size.of(half), slicer.edge.of(half)))
         slicer.export_node(0, start, start + half, span, edge)
         nodes.append((span, edge))
+    if slicer.size.per_token:
+        slicer.cells = CellTable.of(nodes[1][0], _SPAN_CELLS, half, half)
+    at, first = (_STATE_CELLS, n - 1) if recurrent else (_WINDOW_CELLS, half)
+    slicer.edge_cells = CellTable.of(nodes[1][1], at, first, n - first)
     _decode(context, batch, tokens[n:], n)
     cold = context.logits(-1)
     context.clear()

@@ -21,7 +21,7 @@ from .namespaces import Namespaces
 from .sequence import Sequence
 from .sharing import LEAST
 from .slices import SliceError, Slicer
-from .store import Store
+from .store import Lookup, Store
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _TAKEN = 4  # blocks that are taken out of a run at a time, where not all of it 
 
 
 class Restorer:
-    """`counters` gets: restore_seconds, restore_tokens, restore_errors, restore_lost, lookup_late."""
+    """`counters` gets: restore_seconds, restore_tokens, restore_errors, restore_refused, restore_lost, lookup_late."""
 
     shares_cells = True
     """Whether a part of a sequence can be used by another one that runs; else a part of a plan is of no use either."""
@@ -48,6 +48,8 @@ class Restorer:
         self.exact, self._counters = exact, counters
         self.gate = Gate(counters)
         self._scratch = Scratch()  # for a part of a run
+        self.must_clear = False
+        """Whether llama.cpp keeps something of what could not be restored: nobody may go on in that context."""
 
     @property
     def connected(self) -> bool:
@@ -113,7 +115,10 @@ class Restorer:
         except SliceError as error:
             logger.warning("a cached prefix could not be restored, it is computed: %s", error)
             self._counters["restore_errors"] += 1
-            self._slicer.empty(sequence.seq_id)
+            self._empty(sequence)
+            if not self.must_clear:
+                self._blame(sequence)
+                self._empty(sequence)
             sequence.forget_state()
             sequence.no_lookup = True
             if not sequence.started:
@@ -125,6 +130,39 @@ class Restorer:
             if sequence.lookup is not None and sequence.next_node:
                 sequence.lookup.taken(sequence.next_node)
             self._counters["restore_seconds"] += time.perf_counter() - began
+
+    def clear(self, seq: int) -> None:
+        """All have left the context of `seq`: forget what llama.cpp keeps there."""
+        self._slicer.clear(seq)
+        self.must_clear = False
+
+    def _empty(self, sequence: Sequence) -> None:
+        self.must_clear = not self._slicer.empty(sequence.seq_id)
+
+    def _blame(self, sequence: Sequence) -> None:
+        """Tell the store of the first node that was to be imported now and that can never be, if there is one.
+
+        Each is tried once more, alone: for a fault of the worker's own nothing that is stored must go.
+        """
+        lookup, plan = sequence.lookup, sequence.plan or ()
+        namespace = self._namespaces.opened(sequence.request.space)
+        if lookup is None or namespace is None:
+            return
+        last = sequence.next_node
+        run = lookup.run(last)
+        for index in range(last, min(len(plan), last + (run.parts if run is not None else 1))):
+            if (refused := self._refused(sequence.seq_id, lookup, plan, index)) is not None:
+                number, reason = refused
+                logger.warning("the store is told that a block of it is none of this model's: %s", reason)
+                self._counters["restore_refused"] += 1
+                self._store.refuse(namespace, plan[number].key, reason)
+                return
+
+    def _refused(self, seq: int, lookup: Lookup, plan: tuple[PlanNode, ...], index: int) -> tuple[int, str] | None:
+        """Which node can never be imported, of those that are imported together with node `index`, and why."""
+        state = lookup.wait_block(index, 0)
+        reason = self._slicer.refuses(seq, plan[index].start, plan[index].count, state) if state is not None else ""
+        return (index, reason) if reason else None
 
     def _step(self, sequence: Sequence, began: float, time_box: float) -> bool:
         plan = sequence.plan or ()

@@ -272,6 +272,8 @@ class Engine:
             with self._guard(sequence):
                 box = _RESTORE_SHARE * self._settings.max_stall if self._residents.decoding else 3600.0
                 if self._restorer is None or self._restorer.step(sequence, box):
+                    if self._restorer is not None and self._restorer.must_clear:
+                        self._clear_around(sequence, self._restorer)
                     if not sequence.n_past:  # nothing was restored, or it was given up: what it computes is its own
                         self._residents.owns_all(sequence)
                     if self._restorer is not None:
@@ -464,6 +466,13 @@ class Engine:
         self._queue.waiting.insert(0, sequence)
         if self._restorer is not None:
             self._restorer.begin(sequence, self._wake.set, may_wait=False)
+
+    def _clear_around(self, sequence: Sequence, restorer: Restorer) -> None:
+        """llama.cpp cannot forget one sequence, but all: the others of its context leave, and come back by look-up."""
+        for other in list(self._places.of(sequence.seq_id).residents.values()):
+            if other is not sequence:
+                self._set_aside(other)
+        restorer.clear(sequence.seq_id)
 
     def _close_holes(self) -> None:
         """One is left of many, perhaps in high cells: it leaves and comes back to the first ones.

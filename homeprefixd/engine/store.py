@@ -132,6 +132,10 @@ class Store(Protocol):
 
     def abandon(self, slots: Sequence[Slot]) -> None: ...
 
+    def refuse(self, namespace: bytes, key: bytes, reason: str) -> None:
+        """The state of node `key` cannot be imported, for a reason of its own: it is not to be found again."""
+        ...
+
     def neighbour(self, namespace: bytes, tokens_le: bytes, beyond: int, timeout: float) -> bytes:
         """Tokens (u32 LE) of the stored prompt that begins as `tokens_le`, to `beyond` tokens behind the first that
         differs; b"" if there is none, or no answer within `timeout` seconds."""

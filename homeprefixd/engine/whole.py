@@ -22,6 +22,7 @@ class WholeSlicer(EdgeSlicer):
     def __init__(self, context: Context, scratch: int) -> None:
         super().__init__(context, scratch, BlockSize(1, 0), EdgeShape(True, 0, BlockSize(0, 0), b""), _SPAN)
         self._imported = 0  # bytes of the last snapshot
+        self._tainted = False  # llama.cpp may have taken in what it will not forget
 
     def edge_bytes(self, seq: int, start: int, end: int) -> int:
         """Of a snapshot of `seq`, which ends at `end`."""
@@ -48,19 +49,49 @@ class WholeSlicer(EdgeSlicer):
     def _append(self, seq: int, at: int, start: int, count: int, span: memoryview, edge: memoryview | None) -> int:
         if start != at or count <= 0:
             raise SliceError(f"a node for position {start} where {at} comes next")
+        if edge is not None and self._context.pos_max(seq) != -1:
+            raise SliceError("the sequence is not empty")
+        self._put(seq, start, count, span, edge)
+        return at + count
+
+    def _put(self, seq: int, start: int, count: int, span: memoryview, edge: memoryview | None) -> None:
+        """Into `seq`, which is empty if there is an edge. Raises SliceError."""
         if bytes(span) != self._bare:
             raise SliceError("a span that is none of this model")
-        if edge is not None:
-            if self._context.pos_max(seq) != -1:
-                raise SliceError("the sequence is not empty")
-            read = self._context.import_state(seq, np.frombuffer(edge, np.uint8).ctypes.data, len(edge))
-            if read != len(edge):
-                raise SliceError(f"llama.cpp read {read} of {len(edge)} bytes")
-            high = self._context.pos_max(seq)
-            if high != start + count - 1:
-                raise SliceError(f"a snapshot up to position {high} where {start + count - 1} is wanted")
-            self._imported = read
-        return at + count
+        if edge is None:
+            return
+        self._tainted = True
+        read = self._context.import_state(seq, np.frombuffer(edge, np.uint8).ctypes.data, len(edge))
+        if read != len(edge):
+            raise SliceError(f"llama.cpp read {read} of {len(edge)} bytes")
+        high = self._context.pos_max(seq)
+        if high != start + count - 1:
+            raise SliceError(f"a snapshot up to position {high} where {start + count - 1} is wanted")
+        self._imported, self._tainted = read, False
+
+    def refuses(self, seq: int, start: int, count: int, state: memoryview, edge: memoryview | None = None) -> str:
+        """Certain only where nobody has cells: of what a snapshot needs nothing is known."""
+        context = self._context
+        if any(context.pos_max(seq) != -1 for seq in range(context.settings.n_seq_max)):
+            return ""
+        try:
+            self._put(seq, start, count, state, edge)
+        except SliceError as error:
+            return str(error)
+        finally:
+            self.clear(seq)
+        return ""
+
+    def empty(self, seq: int) -> bool:
+        context = self._context
+        context.remove(seq)
+        if all(context.pos_max(other) == -1 for other in range(context.settings.n_seq_max) if other != seq):
+            self.clear(seq)
+        return not self._tainted
+
+    def clear(self, seq: int) -> None:
+        super().clear(seq)
+        self._tainted = False
 
     def _empty_scratch(self) -> None:
         """It is never used."""

@@ -104,6 +104,14 @@ class Abandon(Frame):
     offsets: list[int]
 
 
+class Refuse(Frame):
+    """A worker could not import the state of a node, for a reason of its own, not for want of cells. Needs no reply."""
+
+    namespace: bytes
+    key: bytes
+    reason: str
+
+
 class Neighbour(Frame):
     """Which stored prompt begins as `tokens` do, and how does it go on? Nothing is loaded or counted."""
 
@@ -288,6 +296,7 @@ ToStore = (
     | Reserve
     | Commit
     | Abandon
+    | Refuse
     | FileHash
     | Stats
     | ListPrefixes
@@ -530,6 +539,8 @@ class Transferred(Frame):
     known: int = 0
     error: str = ""
     kind: str = ""  # of the error: a class of `errors.py`
+    kept: int = 0  # of an import's `tokens`, from the start on, are on disk
+    not_kept: str = ""  # why not all of them
 
 
 FromStore = (

@@ -408,6 +408,11 @@ class Cache:
         """
         return self._loading.damaged(place, reason)
 
+    def refused(self, namespace: bytes, key: bytes, reason: str) -> int:
+        """A worker cannot import a node's state. One that is what was written is as good as damaged, see `damaged`; if
+        only its copy in RAM is not, that goes. Returns how many are gone. Reads from the disk."""
+        return self._loading.refused(namespace, key, reason)
+
     def discard(self, nodes: Mapping[bytes, bytes]) -> int:
         """*Writer.* Remove nodes whose records cannot be used, and all below them; returns how many went.
 

@@ -202,6 +202,12 @@ class StoreClient:
         if offsets:
             link.send(frames.Abandon(offsets))
 
+    def refuse(self, namespace: bytes, key: bytes, reason: str) -> None:
+        """The state of node `key` cannot be imported, for a reason of its own. Does not block."""
+        link = self._link
+        if link is not None:
+            link.send(frames.Refuse(namespace, key, reason))
+
     def neighbour(self, namespace: bytes, tokens_le: bytes, beyond: int, timeout: float) -> bytes:
         """Tokens (u32 LE) of the stored prompt that begins as `tokens_le`, to `beyond` tokens behind the first that
         differs; b"" if there is none, or no answer within `timeout` seconds."""

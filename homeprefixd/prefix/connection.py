@@ -47,6 +47,7 @@ from ..frames.store import (
     Purged,
     Recall,
     Recalled,
+    Refuse,
     Release,
     Remember,
     Reserve,
@@ -166,6 +167,8 @@ class Connection:
                 self._session.commit(frame.namespace, frame.nodes, frame.owner)
             case Abandon():
                 self._session.abandon(frame.offsets)
+            case Refuse():
+                self._cache.refused(frame.namespace, frame.key, frame.reason)
             case OpenNamespace():
                 namespace, mismatch = self._cache.open_namespace(frame.description)
                 self._send(NamespaceOpened(frame.ticket, namespace, mismatch))
@@ -323,8 +326,9 @@ class Connection:
                     )
             else:
                 with os.fdopen(descriptor, "rb", _BUFFER) as file:
-                    done = transfer.import_(self._cache, session, file, self._service.flush)
-            self._send(Transferred(frame.ticket, done.nodes, done.tokens, done.bytes, done.known))
+                    done = transfer.import_(self._cache, session, file, self._service.write_path)
+            sums = (done.nodes, done.tokens, done.bytes, done.known)
+            self._send(Transferred(frame.ticket, *sums, kept=done.kept, not_kept=done.not_kept))
         except Exception as error:
             if not isinstance(error, HomeprefixdError | OSError):
                 log.exception("a transfer failed")

@@ -29,6 +29,7 @@ from .disk_file import (
     DiskFile,
     DiskFullError,
     DiskTroubleError,
+    GrowthError,
     MissingError,
     OtherFormatError,
     Sums,
@@ -46,6 +47,7 @@ __all__ = [
     "Disk",
     "DiskFullError",
     "DiskTroubleError",
+    "GrowthError",
     "MissingError",
     "OtherFormatError",
     "Pending",
@@ -59,6 +61,8 @@ _FEW = 256  # nodes removed in one transaction
 _LEAST_GAIN = 1 << 20  # bytes that a copy of the file must be smaller
 _GAIN_SHARE = 32  # of the file
 _PATIENCE = 10.0  # s that an exchange of the file waits for a moment without a reader
+_OTHER_ROWS = 1 << 20  # bytes by which the file may grow for what is no payload
+_KEPT_SHARE = 4  # of the file: no more is kept free so that it need not grow
 
 
 class Touch(NamedTuple):
@@ -167,7 +171,7 @@ class Disk(DiskFile):
         """*Writer.* Put nodes (parents before children) and note uses, in one transaction.
 
         Call `make_room` before. A node that is there already is replaced; shorter ones that the new one covers go.
-        Raises DiskFullError, DiskTroubleError: then nothing was changed.
+        Raises DiskFullError (GrowthError: see `keep_more_free`), DiskTroubleError: then nothing was changed.
         """
         sums = self.sums.copy()
         stored = Stored({}, [], [])
@@ -181,8 +185,14 @@ class Disk(DiskFile):
                 sums.written.add(sum(stored.written.values()), len(stored.written), self._wall())
             self._put_sums(txn, sums)
 
-        self._write(put)
-        self.sums = sums
+        with self._within_floor(sum(node.record.size for node, _payload in pending)) as bound:
+            try:
+                self._write(put)
+            except DiskFullError as error:
+                if not bound or not isinstance(error.__cause__, lmdb.MapFullError):
+                    raise
+                raise GrowthError("what is free in the file lies scattered, and it must not grow") from error
+            self.sums = sums
         return stored
 
     def _put_node(
@@ -245,8 +255,42 @@ class Disk(DiskFile):
         """The budget, or less where the disk has no more, or what it has is left to others."""
         limit = self.limit if self._ceiling is None else min(self.limit, self._ceiling)
         if self._min_free:
-            limit = min(limit, self.file_bytes() + max(0, self.free_bytes() - self._min_free))
+            limit = min(limit, self.file_bytes() + max(0, self.free_bytes() - self._min_free) - self._kept_free)
         return limit
+
+    def keep_more_free(self) -> bool:
+        """*Writer.* After GrowthError: the budget is less from now on, until the disk has room again. False: it is so
+        much less already that this does not help."""
+        more = max(self.batch_bytes // 2, 2 * self._kept_free)
+        if more > self.file_bytes() // _KEPT_SHARE:
+            return False
+        self._kept_free = more
+        return True
+
+    @contextlib.contextmanager
+    def _within_floor(self, need: int) -> Iterator[bool]:
+        """For a transaction of `need` bytes of payload: LMDB cannot make the file larger than leaves others what is
+        theirs. It may need more than that, as what is free in the file lies scattered. Yields whether it is bound so.
+
+        Raises DiskTroubleError where it cannot be, as others read without a pause.
+        """
+        room = self.free_bytes() - self._min_free - _OTHER_ROWS if self._min_free else 0
+        if not self._min_free or room >= need + need // 8 + _OTHER_ROWS:
+            self._kept_free = 0
+            yield False
+            return
+        self._set_map((int(self._env.info()["last_pgno"]) + 1) * PAGE + max(0, room // PAGE * PAGE))
+        try:
+            yield True
+        finally:
+            self._set_map(self._map_size)
+
+    def _set_map(self, size: int) -> None:
+        """Let the file grow to `size` at most."""
+        with self._gate.alone(_PATIENCE) as free:
+            if not free:
+                raise DiskTroubleError("the file is in use without a pause: try again")
+            self._env.set_mapsize(min(size, self._map_size))
 
     def make_room(
         self, need: int, may_evict: Callable[[bytes], bool], gone: list[Placed], stale: Sequence[bytes] = ()

@@ -63,6 +63,10 @@ class DiskFullError(Exception):
     """There is no room: on the disk, in the budget or in the map. Nothing was changed."""
 
 
+class GrowthError(DiskFullError):
+    """The free pages of the file were not enough, and it must not grow: what the disk has left is for others."""
+
+
 class BudgetError(DiskFullError):
     """The budget has no room, and nothing that may be evicted is left."""
 
@@ -166,6 +170,7 @@ class DiskFile:
         self._policy = policy
         self._encoder = Encoder(level)
         self._ceiling: int | None = None
+        self._kept_free = 0  # bytes of the file, so that it need not grow
         try:
             size = self._file.stat().st_size if self._file.exists() else 0
             # Larger than the budget, so that the budget is met by evicting and never by a full map; and larger than the

@@ -260,3 +260,41 @@ class Loading:
             cache.forget_hot_subtree(record.key)
         cache.wake()
         return 1 + len(below)
+
+    def refused(self, namespace: bytes, key: bytes, reason: str) -> int:
+        """See `Cache.refused`."""
+        cache, decoder = self._cache, Decoder()
+        with cache.view() as (_tables, warm):
+            hot = cache.hot.by_key.get(key)
+            node = hot.node if hot is not None else warm.place(key) if warm is not None else None
+            if node is None or node.record.namespace != namespace:
+                return 0
+            is_stored = warm is not None and warm.get(node.tree_key) is not None
+        if not is_stored:
+            return self._forget_refused(key, reason)
+        state = memoryview(bytearray(node.record.size))
+        record, _reason = self._read(node.tree_key, state, decoder)
+        if record is None:
+            return 0  # it is damaged, which was noted, or gone
+        with cache.lock:
+            hot = cache.hot.by_key.get(key)
+            if hot is not None and cache.state(hot, decoder.scratch) != state:
+                log.error("a block in memory is not what is on disk (%s); it is read again", reason)
+                cache.counters.damaged += 1
+                cache.forget_hot(hot)
+                return 1
+        return self.damaged(node.tree_key, f"it is what was written, but no state of its model: {reason}")
+
+    def _forget_refused(self, key: bytes, reason: str) -> int:
+        """A node that is in RAM only, and all below it."""
+        cache = self._cache
+        with cache.lock:
+            hot = cache.hot.by_key.get(key)
+            if hot is None:
+                return 0
+            gone = [key, *(below.key for below in cache.hot.subtree(key))]
+            log.error("a block is no state of its model (%s); it and what follows it will be computed again", reason)
+            cache.counters.damaged += 1
+            cache.removals_seen.add(gone, "damaged")
+            cache.forget_hot_subtree(key)
+        return len(gone)

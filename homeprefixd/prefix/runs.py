@@ -174,7 +174,7 @@ class Layouts:
 
     def __init__(self, descriptions: Mapping[bytes, Mapping[str, Any]]) -> None:
         self._descriptions = descriptions
-        self._known: dict[bytes, Layout | None] = {}
+        self._known: dict[bytes, Layout] = {}
 
     def get(self, namespace: bytes) -> Layout | None:
         """None: not known yet, or there is none."""
@@ -182,10 +182,12 @@ class Layouts:
 
     def learn(self, namespace: bytes, state: memoryview, parts: int = 1) -> Layout | None:
         """Of a state of whole blocks."""
-        if namespace not in self._known:
-            has_edges = edges_of(self._descriptions.get(namespace, {})) is not None
-            self._known[namespace] = None if has_edges else layout_of(state, BLOCK_TOKENS, parts)
-        return self._known[namespace]
+        known = self._known.get(namespace)
+        if known is None and edges_of(self._descriptions.get(namespace, {})) is None:
+            known = layout_of(state, BLOCK_TOKENS, parts)
+            if known is not None:  # else it may be that of this state only
+                self._known[namespace] = known
+        return known
 
 
 def _read_layout(state: memoryview, tokens: int, cell_size: int) -> list[_Tables]:

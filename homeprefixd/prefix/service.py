@@ -31,6 +31,7 @@ from .connection import Connection
 from .directory import Directory
 from .disk import Disk, DiskFullError, DiskTroubleError, OtherFormatError, UnreadableError
 from .disk_file import GoneError, is_certain
+from .hot import HotNode
 from .memory_pressure import Relief
 from .policy import Worth
 from .preloading import Preloader
@@ -83,13 +84,13 @@ class Service:
         self._aside.append(threading.Thread(target=run, name=name, daemon=True))
         self._aside[-1].start()
 
-    def flush(self) -> None:
-        """Have the writer write what waits, and wait for it. Not from the writer's thread."""
+    def write_path(self, path: Sequence[HotNode]) -> None:
+        """Have the writer write nodes, parents first, as many as fit; wait for it. Not from the writer's thread."""
         done = threading.Event()
 
         def write() -> None:
             try:
-                self.cache.write(everything=True)
+                self.cache.write_path(path)
             finally:
                 done.set()
 

@@ -30,6 +30,11 @@ class Shrinking:
         """The budget may be smaller than it was."""
         self._step_at = 0.0
 
+    def try_again(self) -> None:
+        """What the file was not made smaller for may not be so any more."""
+        if self._compact_at is not None:
+            self._compact_at = self._clock()
+
     def is_due(self) -> bool:
         """Whether it is time for a step towards the budget."""
         return self._step_at is not None and self._clock() >= self._step_at

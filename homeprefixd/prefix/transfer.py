@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -35,6 +35,7 @@ from .blocks import (
 )
 from .cache import BlockLostError, Cache
 from .codec import PIECE, DamagedError, Decoder, Encoder, piece_count
+from .hot import HotNode
 from .purge import find, tokens_of
 from .registry import differences
 from .session import Session
@@ -44,6 +45,7 @@ _RECORD = struct.Struct("<IQ")  # length, xxh3_64
 _LONGEST = 1 << 20  # bytes of a record
 _LARGEST = 1 << 40  # bytes of a node's state
 _DEAREST = 1e6  # seconds of prefill of a node
+_LONGEST_KIND = 32  # characters
 _FLUSH = 16 << 20  # bytes that are imported before they are written
 
 log = logging.getLogger(__name__)
@@ -71,12 +73,15 @@ class NodeRecord(msgspec.Struct):
 
 
 class Transferred(NamedTuple):
-    """What went: nodes, tokens, bytes of state. An import counts what was there already in `known`."""
+    """What went: nodes, tokens, bytes of state. Of an import: how many nodes were there already, how many of its tokens
+    are on disk, and why not all."""
 
     nodes: int
     tokens: int
     bytes: int
     known: int = 0
+    kept: int = 0
+    not_kept: str = ""
 
 
 class TransferError(RequestError):
@@ -155,8 +160,10 @@ def _put(file: BinaryIO, record: msgspec.Struct) -> None:
 # ------------------------------------------------------------------------------------------------------- import
 
 
-def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], None]) -> Transferred:
-    """Take in what `export` wrote. `flush` writes what waits and returns when that is done.
+def import_(
+    cache: Cache, session: Session, file: BinaryIO, write_path: Callable[[Sequence[HotNode]], None]
+) -> Transferred:
+    """Take in what `export` wrote. `write_path` writes nodes, parents first, and returns once those are that fit.
 
     Raises TransferError, UnavailableError where there is no room, OSError.
     """
@@ -169,26 +176,27 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
     header = _get(file, Header)
     if header.format != FORMAT_VERSION:
         raise TransferError(f"its format is {header.format}, this version has {FORMAT_VERSION}")
+    if header.nodes < 1:
+        raise TransferError(f"it says that it has {header.nodes} blocks")
     namespace = _check_namespace(cache, header.description)
+    has_edges = edges_of(header.description) is not None
     decoder = Decoder()
     parent, at, nodes, total, unflushed = bytes(namespace), 0, 0, 0, 0
     known_before = cache.counters.known_nodes
-    for _number in range(header.nodes):
-        record = _get(file, NodeRecord)
+    taken: list[bytes] = []  # keys
+    path: list[bytes] = []  # tokens
+    for number in range(header.nodes):
+        record = _next_node(file, number, header.nodes)
         is_edge = record.tokens == EDGE
         count = 0 if is_edge else len(record.tokens) // 4
-        if is_edge and (at == 0 or record.start != at):
-            raise TransferError("an edge does not belong to the block before it")
-        if not is_edge and (len(record.tokens) % 4 or not 0 < count <= BLOCK_TOKENS or record.start != at):
-            raise TransferError("its blocks do not follow each other")
-        if not 0 < record.size <= _LARGEST:
-            raise TransferError(f"one of its blocks has {record.size} bytes")
-        if not 0 <= record.cost <= _DEAREST:
-            raise TransferError(f"one of its blocks took {record.cost} seconds to compute")
+        _check_place(record, at, count, is_edge=is_edge, has_edges=has_edges)
+        if not is_edge and (size := _size_of(cache, namespace, count)) not in (None, record.size):
+            raise TransferError(f"one of its blocks has {record.size} bytes, where {count} tokens have {size} here")
         key = block_key(parent, record.tokens)
         full = cache.arena.used + pages(record.size) > cache.arena.allowance
         if unflushed and (full or unflushed + record.size > min(_FLUSH, cache.queue.limit // 2)):
-            flush()  # what goes for want of room is the end of the path, to which this one is to be added
+            # what goes for want of room is the end of the path, to which this one is to be added
+            write_path(_unwritten(cache, taken))
             unflushed = 0
         offsets = session.reserve([record.size])
         if not offsets:
@@ -225,12 +233,88 @@ def import_(cache: Cache, session: Session, file: BinaryIO, flush: Callable[[], 
             raise UnavailableError(f"what comes before a block is gone again; {nodes} blocks were imported")
         parent, at, nodes, total = parent if is_edge else key, at + count, nodes + 1, total + record.size
         unflushed += record.size
+        taken.append(key)
+        if not is_edge:
+            path.append(record.tokens)
     if _get(file, Header).nodes != header.nodes:
         raise TransferError("it has no end")
-    flush()
+    write_path(_unwritten(cache, taken))  # at once, so that the answer can say whether it fits
     if file.read(1):
         raise TransferError("something follows its end: each prefix is a file of its own; this one was imported")
-    return Transferred(nodes, at, total, cache.counters.known_nodes - known_before)
+    kept = _on_disk(cache, namespace, b"".join(path))
+    not_kept = _why_not_kept(cache) if kept < at else ""
+    return Transferred(nodes, at, total, cache.counters.known_nodes - known_before, kept, not_kept)
+
+
+def _next_node(file: BinaryIO, number: int, nodes: int) -> NodeRecord:
+    """Raises TransferError; also where the end comes before all of them were there."""
+    body = _body(file)
+    try:
+        return msgspec.msgpack.decode(body, type=NodeRecord)
+    except msgspec.MsgspecError as error:
+        try:
+            msgspec.msgpack.decode(body, type=Header)
+        except msgspec.MsgspecError:
+            raise TransferError(f"it is damaged: {error}") from error
+        raise TransferError(f"it ends after {number} blocks, and says that it has {nodes}") from error
+
+
+def _check_place(record: NodeRecord, at: int, count: int, *, is_edge: bool, has_edges: bool) -> None:
+    """Whether a node of `count` tokens can be what comes after `at` tokens. Raises TransferError."""
+    if is_edge and not has_edges:
+        raise TransferError("it has an edge, which states of this model have not")
+    if is_edge and (at == 0 or record.start != at):
+        raise TransferError("an edge does not belong to the block before it")
+    if not is_edge and (len(record.tokens) % 4 or not 0 < count <= BLOCK_TOKENS or record.start != at):
+        raise TransferError("its blocks do not follow each other")
+    if not is_edge and at % BLOCK_TOKENS:
+        raise TransferError(f"one of its blocks has fewer than {BLOCK_TOKENS} tokens and is not the last")
+    if not 0 < record.size <= _LARGEST:
+        raise TransferError(f"one of its blocks has {record.size} bytes")
+    if not 0 <= record.cost <= _DEAREST:
+        raise TransferError(f"one of its blocks took {record.cost} seconds to compute")
+    if len(record.kind) > _LONGEST_KIND:  # it is stored with each node, whose row must stay small
+        raise TransferError(f"one of its blocks has a kind of {len(record.kind)} characters")
+
+
+def _size_of(cache: Cache, namespace: bytes, count: int) -> int | None:
+    """Bytes of the state of `count` tokens; None where it is not known how states of this model are laid out."""
+    layout = cache.layouts.get(namespace)
+    return layout.of(count).size(1) if layout is not None else None
+
+
+def _unwritten(cache: Cache, keys: Sequence[bytes]) -> list[HotNode]:
+    """Those of these nodes that are in RAM only, in their order."""
+    with cache.lock:
+        found = (cache.hot.by_key.get(key) for key in keys)
+        return [hot for hot in found if hot is not None and not hot.warm]
+
+
+def _on_disk(cache: Cache, namespace: bytes, tokens: bytes) -> int:
+    """How many of `tokens` (u32 LE) could be gone on from if there were nothing in RAM."""
+    edges = edges_of(cache.namespaces.get(namespace, {}))
+    with cache.view() as (_tables, warm):
+        if warm is None:
+            return 0
+        steps = resuming.find(
+            [warm],
+            namespace,
+            TokensBE(swap(tokens)),
+            limit=len(tokens) // 4,
+            exact=False,
+            window=edges.window if edges is not None else None,
+        ).steps
+    return max((step.node.record.start + step.use for step in steps if not step.node.is_edge), default=0)
+
+
+def _why_not_kept(cache: Cache) -> str:
+    if cache.disk is None or cache.disk.read_only:
+        return f"nothing is kept on disk: {cache.warm_reason or 'it is open for reading only'}"
+    if cache.warm_state != "ok":
+        return f"the disk cannot be written: {cache.warm_reason}"
+    if cache.spares_disk:
+        return "as much was written today as `cache.daily_writes` allows"
+    return "it does not fit into `cache.warm` (or a share of it) beside what must stay there"
 
 
 def _check_namespace(cache: Cache, description: Mapping[str, Any]) -> Namespace:
@@ -261,16 +345,21 @@ def _is_there(cache: Cache, parent: bytes, tokens: bytes) -> bool:
 
 def _get(file: BinaryIO, kind: type[Any]) -> Any:
     """The next record. Raises TransferError."""
+    try:
+        return msgspec.msgpack.decode(_body(file), type=kind)
+    except msgspec.MsgspecError as error:
+        raise TransferError(f"it is damaged: {error}") from error
+
+
+def _body(file: BinaryIO) -> bytes:
+    """Of the next record. Raises TransferError."""
     length, checksum = _RECORD.unpack(_read(file, _RECORD.size))
     if length > _LONGEST:
         raise TransferError("it is damaged: a record is too long")
     body = _read(file, length)
     if xxhash.xxh3_64_intdigest(body) != checksum:
         raise TransferError("it is damaged: a record has a wrong checksum")
-    try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
-        raise TransferError(f"it is damaged: {error}") from error
+    return body
 
 
 def _read(file: BinaryIO, size: int) -> bytes:

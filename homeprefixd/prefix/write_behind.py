@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .arena import pages
-from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, Pending, Touch
+from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, GrowthError, Pending, Stored, Touch
 from .hot import HotNode
 from .refused import requeue
 from .removals import Why
@@ -161,6 +161,7 @@ class WriteBehind:
     def bound_writes(self, daily_writes: int) -> None:
         """Bytes that may be written in a day from now on; 0: no bound."""
         self._daily_writes = daily_writes
+        self._shrinking.try_again()
         if not daily_writes and self.day_is_over:
             self.day_is_over = False
             self._cache.requeue()
@@ -292,7 +293,7 @@ class WriteBehind:
                 self._pinned = self._cache.pins.protected()
                 self._disk.make_room(need, self._may_evict, gone, stale)
             pending = [Pending(hot.node, self._state_of(hot)) for hot in batch if hot not in refused]
-            written, orphans, covered = self._disk.store(pending, touches)
+            written, orphans, covered = self._store(pending, touches, need, gone, stale)
         except (DiskFullError, DiskTroubleError) as error:
             failure = error
         except Exception as error:
@@ -337,6 +338,19 @@ class WriteBehind:
         self._cache.written()
         self._judge(failure)
         return failure is None or isinstance(failure, BudgetError)
+
+    def _store(
+        self, pending: list[Pending], touches: dict[bytes, Touch], need: int, gone: list[Placed], stale: list[bytes]
+    ) -> Stored:
+        """As `Disk.store`; where the file must not grow, with so much free in it that it need not."""
+        while True:
+            try:
+                return self._disk.store(pending, touches)
+            except GrowthError:
+                if not self._disk.keep_more_free():
+                    raise
+                self._pinned = self._cache.pins.protected()
+                self._disk.make_room(need, self._may_evict, gone, stale)
 
     def _state_of(self, hot: HotNode) -> Callable[[], memoryview]:
         return lambda: self._cache.state(hot, self._scratch)

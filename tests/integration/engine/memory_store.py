@@ -98,6 +98,7 @@ class MemoryStore:
         self.leases = 0
         self.lookups = 0
         self.orphans = 0
+        self.refused: list[tuple[bytes, str]] = []  # keys, and why
         self.abandoned = 0
         self._slots: dict[int, MemorySlot] = {}
         self._next = 0
@@ -183,6 +184,19 @@ class MemoryStore:
 
     def abandon(self, slots: Sequence[Any]) -> None:
         self.abandoned += len(slots)
+
+    def refuse(self, namespace: bytes, key: bytes, reason: str) -> None:
+        with self._lock:
+            self.refused.append((key, reason))
+            going = [key]
+            while going:
+                at = going.pop()
+                node = self.nodes.pop(at, None)
+                if node is not None:
+                    self.children.get(node.parent, [at]).remove(at)
+                self.payloads.pop(at, None)
+                self.runs.pop(at, None)
+                going += self.children.pop(at, [])
 
     def trace(self, namespace: bytes, tokens_le: bytes, timeout: float) -> Traced | None:
         return None

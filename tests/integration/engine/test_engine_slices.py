@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -196,7 +197,31 @@ def test_bytes_of_the_wrong_size_are_refused(bench: Bench) -> None:
     bench.blocks[0] = bench.blocks[0][:-1]
     bench.refuse("bytes for 64 tokens", 0)
     bench.blocks[0] = memoryview(bytes(bench.slicer.size.of(64)))
+    bench.refuse("other positions", 0)
+    bench.slicer.cells = None  # as where it is not known how positions are stored
     bench.refuse("llama.cpp read 0", 0)
+
+
+def test_positions_that_cannot_be_never_reach_llama_cpp(bench: Bench) -> None:
+    """It would not forget them."""
+    for position in (0x7FFFFFFF, -1, -5, 64):
+        state = bytearray(bench.blocks[0])
+        struct.pack_into("<i", state, 16 + 12 * 3, position)
+        bench.blocks[0] = memoryview(state)
+        bench.refuse("other positions", 0)
+        assert "other positions" in bench.slicer.refuses(0, 0, 64, bench.blocks[0])
+        assert not bench.slicer.refuses(0, 64, 64, bench.blocks[1])
+    assert bench.context.state_size(0) == bench.context.state_size(SCRATCH)
+
+
+def test_want_of_cells_is_no_fault_of_a_state(bench: Bench) -> None:
+    for block in range(5):
+        bench.take(block)
+    bench.decode(320, 330)
+    bench.context.copy(0, 1)
+    broken = memoryview(bytes(bench.slicer.size.of(512)))
+    assert bench.slicer.refuses(0, 0, 512, broken) == ""  # 660 of 1024 cells may be in use
+    assert bench.slicer.refuses(0, 0, 64, broken) != ""
 
 
 def test_an_occupied_scratch_is_noticed(bench: Bench) -> None:

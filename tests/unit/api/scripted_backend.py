@@ -303,4 +303,4 @@ class MemoryAdmin:
             raise self.refusal
         with os.fdopen(descriptor, "rb") as file:
             self.imported = await asyncio.get_running_loop().run_in_executor(None, file.read)
-        return Transferred(0, 3, 100, len(self.imported), 1)
+        return Transferred(0, 3, 100, len(self.imported), 1, kept=64, not_kept="the disk is full")

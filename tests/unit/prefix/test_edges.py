@@ -530,8 +530,9 @@ def test_a_prefix_with_edges_is_carried_to_another_store(make: Make, tmp_path: P
     (tmp_path / "other").mkdir()
     other: EdgeHouse = type(house)(tmp_path / "other")
     carried.seek(0)
-    taken = import_(other.cache, other.session, carried, lambda: None)
+    taken = import_(other.cache, other.session, carried, other.cache.write_path)
     assert (taken.nodes, taken.tokens) == (done.nodes, 290)
+    assert (taken.kept, taken.not_kept) == (290, "")
     assert other.plan([*prompt, 1])[0] == 290
     assert [state for _, state in other.restore([*prompt[:290], 7])] == [state for _, state in states]
     other.cache.check_integrity()
@@ -541,5 +542,5 @@ def test_a_prefix_with_edges_is_carried_to_another_store(make: Make, tmp_path: P
     carried.seek(0)
     plain = House(tmp_path / "plain")
     with pytest.raises(RequestError, match="no model here can use"):
-        import_(plain.cache, plain.session, carried, lambda: None)
+        import_(plain.cache, plain.session, carried, plain.cache.write_path)
     plain.close()

@@ -7,11 +7,12 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
 from faulty_disk import FULL, Faults, FaultyDisk, no_file_larger_than
-from prefix_testing import MIB, House, payload_of
+from prefix_testing import MIB, SHAPED, House, Store, Worker, payload_of
 
 from homeprefixd.prefix.blocks import to_le
 from homeprefixd.prefix.cache import BlockLostError
@@ -203,3 +204,69 @@ class TestPlace:
         assert disk is not None
         disk.compact()
         disk.check_place()
+
+
+class TestRefused:
+    """A worker says that a block's state is none of its model."""
+
+    PROMPT = tuple(range(300))
+
+    def test_one_on_disk_goes_with_what_follows_it(self, house: House) -> None:
+        keys = house.save(self.PROMPT)
+        house.cache.write(everything=True)
+        assert house.cache.refused(house.namespace, keys[2], "another size") == 3
+        assert house.known(self.PROMPT) == 128
+        assert house.cache.counters.damaged == 1
+        assert house.cache.refused(house.namespace, keys[2], "another size") == 0
+        house.save(self.PROMPT)
+        house.cache.write(everything=True)
+        house.reopen()
+        assert len(house.restore(self.PROMPT)) == 5
+
+    def test_one_in_ram_only(self, house: House) -> None:
+        keys = house.save(self.PROMPT)
+        assert house.cache.refused(house.namespace, keys[1], "another size") == 4
+        assert house.known(self.PROMPT) == 64
+        house.cache.check_integrity()
+        house.save(self.PROMPT)
+        assert house.known(self.PROMPT) == 300
+
+    def test_where_only_the_copy_in_ram_is_wrong(self, house: House) -> None:
+        keys = house.save(self.PROMPT)
+        house.cache.write(everything=True)
+        hot = house.cache.hot.by_key[keys[2]]
+        house.cache.arena.view(hot.offset, 8)[:] = b"\xff" * 8
+        assert house.cache.refused(house.namespace, keys[2], "another size") == 1
+        found = house.restore(self.PROMPT)
+        assert [tier for tier, _state in found] == ["hot", "hot", "warm", "hot", "hot"]
+        assert found[2][1] == payload_of(keys[2], 3000)[:3000]
+        house.cache.check_integrity()
+
+    def test_what_is_not_of_its_namespace_stays(self, house: House) -> None:
+        keys = house.save(self.PROMPT)
+        assert house.cache.refused(bytes(32), keys[1], "another size") == 0
+        assert house.cache.refused(house.namespace, bytes(32), "another size") == 0
+        assert house.known(self.PROMPT) == 300
+
+    def test_through_a_real_store(
+        self, start_store: Callable[..., Store], start_worker: Callable[[Store], Worker], tmp_path: Path
+    ) -> None:
+        store = start_store(tmp_path)
+        store.greet()
+        worker = start_worker(store)
+        keys = worker.save(self.PROMPT)
+        assert store.flush() == 0
+        worker.client.refuse(worker.namespace, keys[3], "another size")
+        assert len(worker.restore(self.PROMPT)[1]) == 3
+        assert store.stats()["counters"]["damaged"] == 1
+        assert store.stop()[0] == 0
+
+
+def test_a_state_that_is_none_teaches_no_layout(house: House) -> None:
+    """What is loaded may be anything: what comes from a worker later is taken as it is."""
+    house.save([1] * 64, 3000)
+    house.cache.write(everything=True)
+    house.reopen()
+    house.restore([1] * 64)
+    assert house.save([2] * 256, SHAPED)
+    assert house.known([2] * 256) == 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 
@@ -241,6 +242,23 @@ class TestBudget:
         assert 8 * MIB <= house.cache.resize(1 << 40) <= 9 * MIB
         assert house.cache.resize(0) == 1 * MIB
 
+    def test_the_file_follows_once_it_may_be_written(self, make: Callable[..., House]) -> None:
+        """It was not compacted, as that would have been more than `daily_writes`: another bound makes it due."""
+        house = make(hot=32 * MIB, warm=64 * MIB, daily_writes=60 * MIB)
+        fill(house, range(160))
+        disk = house.cache.disk
+        assert disk is not None
+        house.cache.bound_writes(disk.sums.written.total + MIB // 2)
+        house.cache.resize(20 * MIB)
+        for _ in range(20):
+            house.cache.write()
+            house.now += 1
+        before = disk.file_bytes()
+        assert before > 22 * MIB > disk.used()
+        house.cache.bound_writes(disk.sums.written.total + 60 * MIB)
+        house.cache.write()
+        assert disk.file_bytes() <= 22 * MIB
+
     def test_space_is_used_again(self, make: Callable[..., House]) -> None:
         """The file is no larger than budget + 10 % after 20 x turnover."""
         house = make(hot=8 * MIB, warm=8 * MIB)
@@ -266,6 +284,29 @@ class TestFloor:
         disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]
         fill(house, range(100, 160))
         assert disk.file_bytes() > 12 * MIB
+
+    @pytest.mark.parametrize("sizes", [(1 * MIB,), (1 * MIB, 50_000, 300_000)])
+    def test_the_file_does_not_grow_into_it(self, make: Callable[..., House], sizes: tuple[int, ...]) -> None:
+        """Nor where what is free in it lies scattered."""
+        house = make(hot=16 * MIB, warm=200 * MIB, min_free=100 * MIB)
+        disk = house.cache.disk
+        assert disk is not None
+        disk.free_bytes = lambda: 140 * MIB - disk.file_bytes()  # type: ignore[method-assign]
+        least = 1 << 40
+        for number in range(160):
+            size = sizes[number % len(sizes)]
+            parent = [number] * 64 * (1 + number % 5)
+            house.save(parent, size)
+            for hot in house.cache.hot.by_key.values():
+                if not hot.warm:  # so that it does not compress
+                    state = random.Random(hot.key).randbytes(size)
+                    house.cache.arena.view(hot.offset, size)[:] = state
+            house.cache.write(everything=True)
+            least = min(least, disk.free_bytes())
+        assert house.cache.warm_state == "ok"
+        assert least >= 100 * MIB
+        assert disk.used() > 20 * MIB
+        assert house.known([159] * 64 * 5) == 64 * 5
 
     def test_without_any_room_it_says_so(self, make: Callable[..., House]) -> None:
         house = make(hot=8 * MIB, warm=64 * MIB, min_free=100 * MIB)

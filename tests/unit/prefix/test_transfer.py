@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
+import random
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faulty_disk import FaultyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefix_testing import DESCRIPTION, MIB, House, Store, Worker, payload_of
+from prefix_testing import DESCRIPTION, MIB, SHAPE, SHAPED, House, Store, Worker, payload_of
 
 from homeprefixd.errors import NotFoundError
 from homeprefixd.frames import store as frames
-from homeprefixd.prefix.blocks import MODEL_NAME, to_le
-from homeprefixd.prefix.transfer import TransferError, export, import_
+from homeprefixd.prefix.blocks import FORMAT_VERSION, MODEL_NAME, block_key, namespace_of, to_le
+from homeprefixd.prefix.codec import PIECE, Encoder, piece_count
+from homeprefixd.prefix.transfer import (
+    MAGIC,
+    Header,
+    NodeRecord,
+    TransferError,
+    Transferred,
+    _put,
+    export,
+    import_,
+)
 
 PROMPT = [*range(64), *range(64, 128), *range(10)]
 SIZE = 300_000  # of a block: two pieces
@@ -31,10 +45,7 @@ def exported(house: House, tokens: list[int] = PROMPT) -> bytes:
 
 
 def imported(house: House, data: bytes) -> int:
-    def flush() -> None:
-        house.cache.write(everything=True)
-
-    return import_(house.cache, house.session, io.BytesIO(data), flush).tokens
+    return import_(house.cache, house.session, io.BytesIO(data), house.cache.write_path).tokens
 
 
 @pytest.fixture
@@ -95,7 +106,7 @@ def test_it_passes_ram_by(tmp_path: Path) -> None:
 def test_again_it_is_known(source: House, target: House) -> None:
     data = exported(source)
     imported(target, data)
-    again = import_(target.cache, target.session, io.BytesIO(data), lambda: None)
+    again = import_(target.cache, target.session, io.BytesIO(data), target.cache.write_path)
     assert (again.nodes, again.known) == (3, 3)
     target.cache.check_integrity()
 
@@ -221,3 +232,90 @@ def test_through_pipes_of_real_stores(
     assert isinstance(failed, frames.Transferred)
     assert failed.kind == "UnavailableError"
     assert one.stop()[0] == 0
+
+
+def handmade(nodes: list[tuple[list[int], bytes]], *, told: int | None = None, kind: str = "prompt") -> bytes:
+    """A file with right checksums, of nodes with these tokens and states. `told`: how many it says that it has."""
+    file = io.BytesIO()
+    file.write(MAGIC)
+    count = len(nodes) if told is None else told
+    _put(file, Header(FORMAT_VERSION, dict(DESCRIPTION), count))
+    parent, at, encoder = bytes(namespace_of(DESCRIPTION)), 0, Encoder(0)
+    for tokens, state in nodes:
+        key = block_key(parent, to_le(tokens))
+        _put(file, NodeRecord(to_le(tokens), at, len(state), True, kind, 0.1, ""))
+        for number in range(piece_count(len(state))):
+            piece = encoder.encode(key, number, memoryview(state)[number * PIECE : (number + 1) * PIECE])
+            file.write(struct.pack("<I", len(piece)) + piece)
+        parent, at = key, at + len(tokens)
+    _put(file, Header(FORMAT_VERSION, {}, count))
+    return file.getvalue()
+
+
+def long_import(house: House, blocks: int) -> Transferred:
+    """Of 1 MiB of state for each block."""
+    data = handmade([([n] * 64, random.Random(n).randbytes(MIB)) for n in range(blocks)])
+    return import_(house.cache, house.session, io.BytesIO(data), house.cache.write_path)
+
+
+@pytest.mark.parametrize("room", ["all", "budget", "day", "disk", "off"])
+def test_an_import_says_what_is_on_disk(tmp_path: Path, room: str) -> None:
+    """What it calls imported is there after a restart; else it says how much is not, and why."""
+    warm = {"all": 64 * MIB, "budget": 10 * MIB, "off": 0}.get(room, 64 * MIB)
+    house = House(tmp_path, hot=64 * MIB, warm=warm, daily_writes=6 * MIB if room == "day" else 0, kind=FaultyDisk)
+    if room == "disk":
+        house.save([1], 1000)
+        house.cache.write(everything=True)
+        disk = house.cache.disk
+        assert isinstance(disk, FaultyDisk)
+        disk.faults.write_error = errno.ENOSPC
+    done = long_import(house, 24)
+    assert (done.nodes, done.tokens) == (24, 24 * 64)
+    why = {
+        "all": "",
+        "budget": "does not fit into `cache.warm`",
+        "day": "`cache.daily_writes`",
+        "disk": "the disk cannot be written",
+        "off": "nothing is kept on disk",
+    }
+    assert why[room] in done.not_kept
+    assert bool(done.not_kept) == (done.kept < done.tokens) == (room != "all")
+    if room in ("disk", "off"):
+        assert done.kept == 0
+    else:
+        assert done.kept >= 4 * 64
+        house.reopen()
+        assert house.known([n // 64 for n in range(24 * 64)]) == done.kept
+    house.close()
+
+
+def test_a_handmade_file_is_refused_for_what_is_wrong(target: House) -> None:
+    whole, other, short = ([n] * 64 for n in (1, 2, 3))
+    state = bytes(3000)
+    files = {
+        "fewer than 64 tokens and is not the last": handmade([(whole, state), (short[:5], state), (other, state)]),
+        "ends after 2 blocks, and says that it has 4611686018427387904": handmade(
+            [(whole, state), (other, state)], told=1 << 62
+        ),
+        "says that it has -1 blocks": handmade([(whole, state)], told=-1),
+        "says that it has 0 blocks": handmade([], told=0),
+        "a kind of 100000 characters": handmade([(whole, state)], kind="x" * 100_000),
+    }
+    for message, data in files.items():
+        with pytest.raises(TransferError, match=message):
+            imported(target, data)
+    target.cache.check_integrity()
+
+
+def test_states_of_another_size_than_the_models_are_refused(target: House) -> None:
+    target.save([7] * 256, SHAPED)  # in a run, by which the layout is known
+    for size in (10, SHAPED - 1, SHAPED + 1):
+        with pytest.raises(TransferError, match=f"has {size} bytes, where 64 tokens have {SHAPED} here"):
+            imported(target, handmade([([1] * 64, bytes(size))]))
+    assert imported(target, handmade([([1] * 64, bytes(SHAPED)), ([2] * 5, bytes(SHAPE.of(5).size(1)))])) == 69
+
+
+def test_an_edge_where_states_have_none(source: House, target: House) -> None:
+    data = handmade([([1] * 64, bytes(3000)), ([0xFFFFFFFF], bytes(100))])
+    with pytest.raises(TransferError, match="an edge, which states of this model have not"):
+        imported(target, data)
