@@ -209,6 +209,7 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     for index, tool in enumerate(tools or []):
         if tool.input_schema is None:
             raise unsupported(f"tools[{index}]", f"`tools[{index}]` ({(tool.type or tool.name)[:60]!r}) {_HOSTED}.")
+        conversation.check_parameters(f"tools[{index}].input_schema", tool.input_schema)
         found.append(conversation.function_tool(tool.name, tool.description, tool.input_schema, tool.strict))
     return found or None
 

@@ -228,6 +228,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(f"`tools[{index}].function.name` is missing.", param=f"tools[{index}].function.name")
+        conversation.check_parameters(f"tools[{index}].function.parameters", function.get("parameters"))
     return tools or None
 
 

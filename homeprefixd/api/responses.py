@@ -283,6 +283,7 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
             if tool.type == "custom":
                 found.append(conversation.function_tool(tool.name, tool.description, _FREE, True))
                 continue
+            conversation.check_parameters(f"tools[{index}].parameters", tool.parameters)
             found.append(conversation.function_tool(tool.name, tool.description, tool.parameters, tool.strict))
         elif not tool.type.startswith(_HOSTED):
             raise unsupported(

@@ -118,6 +118,10 @@ class Constraints:
         self._kept.move_to_end(grammar)
         return Mask(matcher.deep_copy(), self._eog, self._tokenizer.eos_token, self._model.n_vocab)
 
+    def check(self, grammar: str) -> None:
+        """Raises RequestError if it cannot be used. Nothing is kept."""
+        self._compile(grammar, "")
+
     def _compile(self, grammar: str, param: str) -> LLMatcher:
         grammar = _OPTIONS + grammar
         if len(grammar) > MAX_GRAMMAR:

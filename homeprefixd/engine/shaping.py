@@ -7,6 +7,7 @@ with one.
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import string
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from ..chat.forcing import answer_grammar, calls_grammar, forced_functions, tool
 from ..chat.layout import Layout
 from ..chat.reply import ReplyParser
 from ..errors import RequestError
-from ..frames.worker import Generate
+from ..frames.worker import Constraint, Generate
 from .bindings import Model
+from .blaming import REFUSED, Blame
 from .constraint import Constraints, Mask
 from .emission import Reply
 from .gbnf import translate
@@ -64,6 +66,7 @@ class Shaper:
 
     def __init__(self, model: Model, layout: Layout, constraints: Constraints) -> None:
         self._model, self._layout, self._constraints = model, layout, constraints
+        self._blame = Blame(constraints)
 
     @cached_property
     def _shown(self) -> frozenset[int]:
@@ -119,7 +122,7 @@ class Shaper:
             functions = forced_functions(_callable(generate), generate.tool_choice)
             single = generate.tool_choice.startswith("=") or not generate.parallel_tool_calls
             with _blamed("tools"):
-                return self._constraints.compile(calls_grammar(layout, functions, single, opened, mark), "tools")
+                return self._calls_mask(layout, functions, single, opened)
         if generate.constraint is None:
             raise RuntimeError("a constrained request without a constraint")
         functions = tool_functions(_callable(generate)) if generate.tool_choice == "auto" else {}
@@ -142,7 +145,37 @@ class Shaper:
 
         try:
             return mask(functions)
-        except RequestError:
+        except RequestError as error:
             if not functions:
+                raise self._named(error, constraint) from error
+        try:
+            alone = mask({})  # a tool's parameters may be what cannot be expressed, and nobody insists on a call
+        except RequestError as error:
+            raise self._named(error, constraint) from error
+        with contextlib.suppress(RequestError):
+            return mask(self._blame.loosened(functions))
+        return alone
+
+    def _named(self, error: RequestError, constraint: Constraint) -> RequestError:
+        """With the keyword to blame."""
+        if constraint.kind != "json_schema" or error.code != REFUSED:
+            return error
+        return self._blame.named(error, json.loads(constraint.text))
+
+    def _calls_mask(self, layout: Layout, functions: dict[str, dict[str, Any]], single: bool, opened: bool) -> Mask:
+        """Of calls that must be made. What of a function cannot be enforced is left out, unless it is strict."""
+
+        def mask(functions: dict[str, dict[str, Any]]) -> Mask:
+            grammar = calls_grammar(layout, functions, single, opened, self._constraints.mark)
+            return self._constraints.compile(grammar, "tools")
+
+        try:
+            return mask(functions)
+        except RequestError as error:
+            if error.code != REFUSED:
                 raise
-            return mask({})  # a tool's parameters may be what cannot be expressed, and nobody insists on a call
+        looser = self._blame.loosened(functions)
+        try:
+            return mask(looser)
+        except RequestError as error:
+            raise self._blame.named_in(error, looser) from error
