@@ -28,6 +28,8 @@ _ANY = r"[^\n\r\x{2028}\x{2029}]"
 _GROUP = re.compile(r"\((?:\?:|\?<(?![=!])\w+>|\?P<\w+>|(?!\?))")
 _LOOK = re.compile(r"\(\?<?[=!]")
 _COUNT = re.compile(r"\{\d+(?:,\d*)?\}")
+_LETTER = re.compile("[A-Za-z]")
+_AT_MOST = re.compile(r"\{,\d+\}")
 _PROPERTY = re.compile(r"[pP](?:\{\^?[\w=]+\})")
 
 
@@ -88,7 +90,7 @@ class _Translation:
             return self._class()
         if char == "\\":
             return self._escape()
-        if char == "{" and re.match(r"\{,\d+\}", self._text[self._at :]):
+        if char == "{" and _AT_MOST.match(self._text, self._at):
             raise PatternError("has `{,n}`, which is read in two ways: write `{0,n}`")
         self._at += 1
         if char == ".":
@@ -140,7 +142,7 @@ class _Translation:
             return self._hexadecimal(r"[0-9a-fA-F]{2}", "x")
         if char == "u":
             return self._unicode()
-        if char == "c" and re.match("[A-Za-z]", self._text[self._at :]):
+        if char == "c" and _LETTER.match(self._text, self._at):
             return chr(ord(self._take(self._text[self._at])) % 32)
         if char.isalnum():
             raise PatternError(f"has `\\{char}`, which is no escape")

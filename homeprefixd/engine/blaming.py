@@ -15,8 +15,8 @@ from ..chat.forcing import json_rule
 from ..errors import RequestError
 from .constraint import Constraints
 
-_PATIENCE = 2.0
-"""Seconds for one search; the try that is going on then is finished."""
+_PATIENCE = 4.0
+"""Seconds for one request's search; the try that is going on then is finished."""
 
 _KEPT = 64  # schemas that were loosened: apps send the same few again and again
 
@@ -31,12 +31,16 @@ class Blame:
         self._constraints, self._patience = constraints, patience
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
-    def named(self, error: RequestError, schema: Any, whose: str = "") -> RequestError:
-        """The refusal of `schema` with the keyword to blame, if one is. `whose`: the tool whose schema it is."""
+    def named(self, error: RequestError, schema: Any) -> RequestError:
+        """The refusal of `schema` with the keyword to blame, if one is."""
+        return self._named(error, schema, "", self._wrong(lenient=False))
+
+    def _named(self, error: RequestError, schema: Any, whose: str, wrong: Wrong) -> RequestError:
+        """`whose`: the tool whose schema it is."""
         if error.code != REFUSED or not isinstance(schema, dict):
             return error
         try:
-            path = culprit(schema, self._wrong(lenient=False))
+            path = culprit(schema, wrong)
         except TimeoutError:
             return error
         if not path:
@@ -46,9 +50,10 @@ class Blame:
 
     def named_in(self, error: RequestError, functions: dict[str, dict[str, Any]]) -> RequestError:
         """As `named`, of the first function that is strict and has such a schema."""
+        wrong = self._wrong(lenient=False)
         for name, function in functions.items():
             if function.get("strict"):
-                told = self.named(error, function.get("parameters"), name)
+                told = self._named(error, function.get("parameters"), name, wrong)
                 if told is not error:
                     return told
         return error
@@ -56,17 +61,21 @@ class Blame:
     def loosened(self, functions: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Those that are not strict without the keywords because of which they cannot be compiled."""
         found = {}
+        wrong = self._wrong(lenient=True)
         for name, function in functions.items():
             schema = function.get("parameters")
             if isinstance(schema, dict) and not function.get("strict"):
-                function = {**function, "parameters": self._loosened(schema)}
+                function = {**function, "parameters": self._loosened(schema, wrong)}
             found[name] = function
         return found
 
-    def _loosened(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _loosened(self, schema: dict[str, Any], wrong: Wrong) -> dict[str, Any]:
         text = json.dumps(schema)
         if text not in self._kept:
-            self._kept[text] = loosened(schema, self._wrong(lenient=True))
+            try:
+                self._kept[text] = loosened(schema, wrong)
+            except TimeoutError:
+                return {"type": "object"}
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(text)

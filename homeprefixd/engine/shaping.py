@@ -21,7 +21,7 @@ from ..errors import RequestError
 from ..frames.worker import Constraint, Generate
 from .bindings import Model
 from .blaming import REFUSED, Blame
-from .constraint import Constraints, Mask
+from .constraint import MAX_GRAMMAR, Constraints, Mask, check_size
 from .emission import Reply
 from .gbnf import translate
 
@@ -49,6 +49,11 @@ def _callable(generate: Generate) -> list[dict[str, Any]]:
             is_strict = function.get("name") in generate.strict_tools
             found.append({**tool, "function": {**function, "strict": True}} if is_strict else tool)
     return found
+
+
+def _parameters(functions: dict[str, dict[str, Any]]) -> str:
+    """All their schemas as one text."""
+    return json.dumps([function.get("parameters") for function in functions.values()], ensure_ascii=False)
 
 
 @contextlib.contextmanager
@@ -121,6 +126,7 @@ class Shaper:
                 raise RequestError("`tool_choice` needs `messages`.", param="tool_choice")
             functions = forced_functions(_callable(generate), generate.tool_choice)
             single = generate.tool_choice.startswith("=") or not generate.parallel_tool_calls
+            check_size(_parameters(functions), "tools")
             with _blamed("tools"):
                 return self._calls_mask(layout, functions, single, opened)
         if generate.constraint is None:
@@ -130,6 +136,9 @@ class Shaper:
             functions = {}
         constraint = generate.constraint
         param = "grammar" if constraint.kind == "grammar" else constraint.param
+        check_size(constraint.text, param)
+        if len(_parameters(functions)) > MAX_GRAMMAR:
+            functions = {}  # nobody insists on a call
 
         def mask(callable_functions: dict[str, dict[str, Any]]) -> Mask:
             with _blamed(param):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,20 @@ def test_a_search_has_an_end(forms: Forms) -> None:
     assert blame.named(refusal, {"enum": []}) is refusal
     function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"enum": []}}}}
     assert blame.loosened({"f": function})["f"]["parameters"] == {"type": "object"}
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(forms: Forms) -> None:
+    huge = {"type": "string", "pattern": "{" * 3_000_000}
+    began = time.process_time()
+    for asked in (
+        {"constraint": Constraint("json_schema", json.dumps(huge), "response_format")},
+        {"tools": tool(obj({"a": huge})), "tool_choice": "required"},
+    ):
+        with pytest.raises(RequestError, match="too large"):
+            shape(forms, **asked)
+    schema = Constraint("json_schema", json.dumps(obj({"a": {"enum": [1]}})), "response_format")
+    assert shape(forms, tools=tool(obj({"a": huge})), constraint=schema) is not None
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(

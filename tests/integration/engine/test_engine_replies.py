@@ -109,13 +109,13 @@ def test_only_what_is_allowed_is_called_and_the_prompt_stays_the_same(served: Ru
 
 
 def test_a_tool_that_cannot_be_expressed_does_not_spoil_a_form(served: Running) -> None:
-    odd = [{"type": "function", "function": {"name": "odd", "parameters": {"type": "bogus"}}}]
+    odd = [{"type": "function", "function": {"name": "odd", "parameters": {"not": {}}}}]
     constraint = Constraint("json_schema", json.dumps({"enum": ["a", "b"]}))
-    text, end = served.ask(ASK, 20, **options(constraint=constraint, tools=odd))
+    text, end = served.ask(ASK, 20, **options(constraint=constraint, tools=odd, strict_tools=["odd"]))
     assert json.loads(text) in ("a", "b")
     assert end.reason == "stop"
     with pytest.raises(RequestError, match="JSON schema cannot be used"):
-        served.ask(ASK, 20, tool_choice="required", tools=odd)
+        served.ask(ASK, 20, tool_choice="required", tools=odd, strict_tools=["odd"])
 
 
 UNIQUE = [{"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}]

@@ -56,11 +56,6 @@ def test_several_are_left_out_and_too_many_leave_any_object() -> None:
     assert loosened({"properties": {str(i): {"bad": 1} for i in range(99)}}, wrong) == {"type": "object"}
     assert culprit({"type": "object"}, wrong) is None
 
-    def late(schema: Any) -> str:
-        raise TimeoutError
-
-    assert loosened(two, late) == {"type": "object"}
-
 
 def count(least: int, **more: Any) -> dict[str, Any]:
     return {"type": "object", "minProperties": least, **more}
