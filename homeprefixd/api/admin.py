@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -35,7 +36,7 @@ class PurgeBody(msgspec.Struct):
     all: bool | None = None
     prefix: str | None = None
     older_than: Number | str = None
-    model: str | None = None
+    model: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 class VerifyBody(msgspec.Struct):
@@ -62,8 +63,6 @@ def purge_request(body: PurgeBody) -> Purge:
         )
     if body.prefix is not None and not _PREFIX.fullmatch(body.prefix):
         raise RequestError("`prefix` must be an id from /cache/prefixes: hexadecimal digits.", param="prefix")
-    if body.model == "":
-        raise RequestError("`model` must not be empty.", param="model")
     return Purge(
         ticket=0,
         all=bool(body.all),

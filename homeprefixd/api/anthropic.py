@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -18,7 +18,7 @@ from . import reply_shapes as shape
 from .anthropic_reply import MessageWriter
 from .conversation import joined, missing, unsupported
 from .errors import json_response, read_body
-from .fields import Number, SamplingFields
+from .fields import Messages, Number, Parts, SamplingFields, Tools
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai import vocabulary
 from .operation import COUNT, EVENTS, Operation
@@ -41,13 +41,13 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | Parts[Block] | None = None
     source: Any = None
 
 
 class MessageBody(msgspec.Struct):
-    role: str
-    content: str | list[Block]
+    role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
+    content: str | Parts[Block]
 
 
 class Tool(msgspec.Struct):
@@ -81,10 +81,10 @@ class OutputConfig(msgspec.Struct):
 class PromptBody(SamplingFields, kw_only=True):
     """`POST /v1/messages/count_tokens`: what decides about the prompt."""
 
-    messages: list[MessageBody]
+    messages: Messages[MessageBody]
     model: str | None = None
-    system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
+    system: str | Parts[Block] | None = None
+    tools: Tools[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -179,8 +179,6 @@ def _assistant_message(where: str, content: str | list[Block]) -> Message:
 
 def messages_of(body: PromptBody) -> list[Message]:
     """The conversation as the template sees it. Raises RequestError."""
-    if not body.messages:
-        raise RequestError("`messages` must not be empty.", param="messages", code="out_of_range")
     system = system_text(body.system)
     found = [] if system is None else [Message("system", system)]
     for index, message in enumerate(body.messages):
@@ -209,6 +207,7 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     for index, tool in enumerate(tools or []):
         if tool.input_schema is None:
             raise unsupported(f"tools[{index}]", f"`tools[{index}]` ({(tool.type or tool.name)[:60]!r}) {_HOSTED}.")
+        conversation.check_parameters(f"tools[{index}].input_schema", tool.input_schema)
         found.append(conversation.function_tool(tool.name, tool.description, tool.input_schema, tool.strict))
     return found or None
 
@@ -277,6 +276,7 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import HomeprefixdError
@@ -48,6 +49,18 @@ def usage_object(prompt_n: int, cache_n: int, predicted_n: int) -> dict[str, int
         "cache_read_input_tokens": cache_n,
         "output_tokens": predicted_n,
     }
+
+
+def model_object(alias: str, created: int) -> dict[str, Any]:
+    """A model in Anthropic's form. `created`: Unix time, s."""
+    moment = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": alias, "display_name": alias, "created_at": moment}
+
+
+def models_object(models: list[dict[str, Any]]) -> dict[str, Any]:
+    """All of them, which is one page."""
+    ends = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+    return {"data": models, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
 
 
 def _usage(timings: Timings) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 Knows TCP and aiohttp, and of a reply only how to see whether its client still wants it.
 
-Connections that ask nothing cost nothing: who has not sent a request, or not its next piece, within some seconds is
-cut off, and when there are too many, those that wait for nothing go first.
+Connections that ask nothing cost nothing: who has not sent a request within some seconds is cut off, whose body comes
+too slowly is refused, and when there are too many, those that wait for nothing go first.
 
 A client may say that it sends no more (`shutdown(SHUT_WR)`, as `nc -N` does) and wait for its reply. To us that is the
 same packet as that of a client that has left: only what we send shows the difference, for the machine of the one that
@@ -25,11 +25,11 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import HomeprefixdError, RequestError
-from .errors import INTERNAL, Handler, error_response, http_refusal
+from .errors import INTERNAL, Handler, SlowBodyError, error_response, http_refusal
 
 if TYPE_CHECKING:
     import ssl
@@ -47,7 +47,10 @@ PROBE_TIMEOUT_MS = 30_000
 """A client whose machine acknowledges nothing for so long has left (it was switched off, or a firewall is silent)."""
 
 PATIENCE = 30.0
-"""Seconds for the head of a connection's first request, and for each further piece of a request's body."""
+"""Seconds for the head of a connection's first request; how often a request's body is looked at."""
+
+LEAST_RATE = 1000
+"""Bytes a second of a request's body, from one look to the next."""
 
 MAX_CONNECTIONS = 1024
 """Open ones, where the system allows so many descriptors."""
@@ -178,15 +181,34 @@ class Connection(web.RequestHandler):
             self.transport.abort()
 
     def _look_for_slow(self) -> None:
-        """Has it sent its first request, or more of the one that is being read? aiohttp ends those that sleep later."""
-        content = self._request.content if self._request is not None else None
-        slow = content is not None and not content.is_eof() and content.total_bytes == self._seen
-        if not self._asked or slow:
+        """Has it sent its first request, or enough more of the one that is being read? aiohttp ends those that sleep
+        later."""
+        later = asyncio.get_running_loop().call_later
+        if not self._asked:
             logger.debug("a connection was cut off: nothing came for %.0f s", PATIENCE)
             self.cut_off()
             return
-        self._seen = content.total_bytes if content is not None else -1
-        self._patience = asyncio.get_running_loop().call_later(PATIENCE, self._look_for_slow)
+        content = self._request.content if self._request is not None else None
+        if content is None or content.is_eof() or self._reading_paused:  # paused: it is we who are slow
+            self._seen = -1
+        elif self._seen >= 0 and content.total_bytes - self._seen < LEAST_RATE * PATIENCE:
+            self._refuse_slow(content)
+            self._patience = later(PATIENCE, self.cut_off)
+            return
+        else:
+            self._seen = content.total_bytes
+        self._patience = later(PATIENCE, self._look_for_slow)
+
+    def _refuse_slow(self, content: StreamReader) -> None:
+        """Whoever reads the body fails, which is the reply; nothing more is read."""
+        if self.transport is not None:
+            self.transport.pause_reading()
+        content.set_exception(
+            SlowBodyError(
+                f"The request's body came more slowly than {LEAST_RATE} bytes a second.", code="body_too_slow"
+            )
+        )
+        content.feed_eof()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # a protocol may keep the connection open so
         """The client sends no more. True keeps the connection open for what we have to say."""

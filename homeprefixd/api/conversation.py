@@ -49,6 +49,19 @@ def without_strict(tools: Sequence[dict[str, Any]] | None) -> tuple[list[dict[st
     return found or None, strict
 
 
+def check_parameters(where: str, schema: Any) -> None:
+    """What a function takes, at `where`, is an object with a member for each parameter. Raises RequestError."""
+    if schema is None:
+        return
+    if not isinstance(schema, dict):
+        raise RequestError(f"`{where}` must be object.", param=where, code="wrong_type")
+    kinds = schema.get("type", "object")
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [{}])
+    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+    if not is_object or (isinstance(values, list) and not any(isinstance(value, dict) for value in values)):
+        raise unsupported(where, f"`{where}` must be a JSON schema of an object: the parameters by name.")
+
+
 def tool_call(ident: str | None, name: str, arguments: Any) -> dict[str, Any]:
     """A call in an assistant's message, as templates know it. `arguments`: an object, or the text of one."""
     function = {"name": name, "arguments": arguments}

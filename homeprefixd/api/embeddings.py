@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -28,6 +28,8 @@ MAX_TEXT = 4 << 20
 
 MAX_DIMENSIONS = 1 << 20
 
+Dimensions = Annotated[Number, msgspec.Meta(extra_json_schema={"minimum": 1, "maximum": MAX_DIMENSIONS})]
+
 _IGNORED = frozenset({"user", "encoding_format"})
 
 
@@ -35,7 +37,7 @@ class EmbeddingsBody(msgspec.Struct):
     input: str | dict[str, Any] | list[str | int | list[str | int] | dict[str, Any]]
     model: str | None = None
     encoding_format: str | None = None
-    dimensions: Number = None
+    dimensions: Dimensions = None
 
 
 def inputs_of(given: str | dict[str, Any] | Sequence[Any]) -> list[str | list[int | str]]:

@@ -34,6 +34,12 @@ class UnreadableBodyError(RequestError):
     """The body's coding is broken, so nothing after it on this connection can be understood either."""
 
 
+class SlowBodyError(UnreadableBodyError):
+    """The body came too slowly, or stopped coming."""
+
+    status = 408
+
+
 def encode(value: Any) -> bytes:
     """JSON; what has no form there becomes its text rather than an error in an error's reply."""
     return msgspec.json.encode(value, enc_hook=str)

@@ -5,10 +5,13 @@ What all dialects share; what a dialect's body looks like is in its own file.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import math
 import re
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -24,6 +27,17 @@ Number = int | float | None
 """A field that holds a number; whole ones are also taken as 3.0, which some clients send."""
 
 MAX_COUNT = 2**31 - 1
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
+"""Of one message's content."""
+MAX_TOOLS = 1000
+MAX_VALUES = 100_000
+"""In a field that is passed on as it came. While a body is taken apart, nobody else is served."""
+MAX_BIASES = 100_000
+MAX_BRACKETS, MAX_COMMAS = 1_000_000, 10_000_000
+"""In a body, texts included: more than any prompt has that a model could take, less than a second's work."""
+
+_LARGE = 1 << 20  # bytes of a body that is looked at before it is taken apart
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 1024
 MAX_NESTING = 64
@@ -35,18 +49,38 @@ MAX_BREAKER_BYTES = 40
 MAX_LOGPROBS = 20
 """Of values that are passed on as they came (tools, template arguments): no decoder on their way may overflow."""
 
+One = TypeVar("One")
+
+Messages = Annotated[list[One], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+Parts = Annotated[list[One], msgspec.Meta(max_length=MAX_PARTS)]
+Tools = Annotated[list[One], msgspec.Meta(max_length=MAX_TOOLS)]
+"""Lists in a body with their bounds, which are those of its description, too."""
+
 _ESCAPES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
 """Escapes in JSON; `half` is half of a character, as a text has that was cut within an emoji."""
 
 _EXPECTED = re.compile(r"Expected `(.+)`, got `(.+)`$")
+_LENGTH = re.compile(r"Expected `\w+` of length (>=|<=) (\d+)$")
 _MISSING = re.compile(r"missing required field `(.+)`$")
 _NAMES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 
 
 def _mended(match: re.Match[bytes]) -> bytes:
     return b"\\ufffd" if match["half"] else match[0]
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """No garbage is collected meanwhile: with a million new objects that takes ten times as long as all else."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _decoded(body: bytes, kind: type[Body]) -> Body:
@@ -61,10 +95,21 @@ def _decoded(body: bytes, kind: type[Body]) -> Body:
         return msgspec.json.decode(mended, type=kind)
 
 
+def _check_size(body: bytes) -> None:
+    """Raises RequestError."""
+    if len(body) < _LARGE:
+        return
+    for what, signs, most in (("objects and lists", (b"{", b"["), MAX_BRACKETS), ("values", (b",",), MAX_COMMAS)):
+        if sum(map(body.count, signs)) > most:
+            raise RequestError(f"The request's body has more than {most} {what}.", code="out_of_range")
+
+
 def decode(body: bytes, kind: type[Body], ignored: frozenset[str] = frozenset()) -> Body:
     """A request's body. `ignored`: fields that are known and need nothing done. Raises RequestError."""
+    _check_size(body)
     try:
-        value = _decoded(body, kind)
+        with _without_collections():
+            value = _decoded(body, kind)
     except msgspec.ValidationError as error:
         raise _explain(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -94,6 +139,9 @@ def _explain(error: msgspec.ValidationError) -> RequestError:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return RequestError(f"`{param}` is missing.", param=param, code="missing_field")
     shown = f"`{param}`" if param else "The request's body"
+    if length := _LENGTH.search(what):
+        bound = f"have at most {length[2]} items" if length[1] == "<=" else "not be empty"
+        return RequestError(f"{shown} must {bound}.", param=param or None, code="out_of_range")
     if expected := _EXPECTED.search(what):
         text = f"{shown} must be {_type_names(expected[1])}, not {_type_names(expected[2])}."
     else:
@@ -102,8 +150,9 @@ def _explain(error: msgspec.ValidationError) -> RequestError:
 
 
 def check_plain(name: str, value: Any) -> None:
-    """Refuse what the next processes could not take: nesting beyond MAX_NESTING, numbers beyond 64 bits."""
-    level = [value]
+    """Refuse what the next processes could not take: nesting beyond MAX_NESTING, numbers beyond 64 bits, more than
+    MAX_VALUES values."""
+    level, count = [value], 0
     for _ in range(MAX_NESTING):
         below: list[Any] = []
         for item in level:
@@ -113,8 +162,13 @@ def check_plain(name: str, value: Any) -> None:
                 below.extend(item)
             elif isinstance(item, int) and not -(2**63) <= item < 2**64:
                 raise RequestError(f"`{name}` contains a number of more than 64 bits.", param=name, code="out_of_range")
+            if len(below) + count > MAX_VALUES:
+                raise RequestError(
+                    f"`{name}` must have at most {MAX_VALUES} values in all.", param=name, code="out_of_range"
+                )
         if not below:
             return
+        count += len(below)
         level = below
     raise RequestError(f"`{name}` is nested more than {MAX_NESTING} levels deep.", param=name, code="out_of_range")
 
@@ -173,6 +227,10 @@ LogitBias = dict[str, float | bool] | list[tuple[int | str, float | bool]] | Non
 
 def logit_bias(value: LogitBias, n_vocab: int | None) -> dict[int, float]:
     """Token id -> bias. `false` bans a token, as in llama-server."""
+    if len(value or ()) > MAX_BIASES:
+        raise RequestError(
+            f"`logit_bias` must have at most {MAX_BIASES} items.", param="logit_bias", code="out_of_range"
+        )
     bias: dict[int, float] = {}
     for key, amount in value.items() if isinstance(value, dict) else value or []:
         text = str(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -35,7 +35,11 @@ class NativeBody(CommonBody, kw_only=True):
     response_fields: list[str] | None = None
 
 
-NativePrompt = str | dict[str, Any] | list[str | int | dict[str, Any] | list[str | int]]
+NativePrompt = (
+    Annotated[str, msgspec.Meta(min_length=1)]
+    | dict[str, Any]
+    | Annotated[list[str | int | dict[str, Any] | list[str | int]], msgspec.Meta(min_length=1)]
+)
 
 
 class CompletionBody(NativeBody, kw_only=True):

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from .. import __version__
-from ..errors import RequestError, UnavailableError
+from ..errors import UnavailableError
 from ..last_loads import LastLoad, described
 from ..models.backend import Backend, KnownModel
 from . import fields, page
 from . import reply_shapes as shape
 from .access import is_stranger
+from .anthropic_reply import model_object, models_object
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, LAST_LOADS
@@ -28,6 +29,9 @@ from .origin import GUARD
 
 MAX_KEEP_ALIVE = 1e9  # s
 
+_ANTHROPIC = "anthropic-version"
+"""The header that all of Anthropic's clients send, and no other."""
+
 _STATUS = {"ok": "loaded", "loading": "loading", "unloaded": "unloaded", "error": "failed"}
 """As llama-server calls them."""
 
@@ -35,7 +39,7 @@ _STATUS = {"ok": "loaded", "loading": "loading", "unloaded": "unloaded", "error"
 class ModelBody(msgspec.Struct):
     """`keep_alive`: seconds that it stays loaded unused, this time; negative: for ever."""
 
-    model: str
+    model: Annotated[str, msgspec.Meta(min_length=1)]
     keep_alive: Number = None
 
 
@@ -58,13 +62,6 @@ def _model(known: KnownModel) -> dict[str, Any]:
             "size": info.size,
         }
     return shown
-
-
-def _named(body: ModelBody) -> str:
-    """Raises RequestError."""
-    if not body.model:
-        raise RequestError("`model` must not be empty.", param="model")
-    return body.model
 
 
 def _details(known: KnownModel, last: LastLoad | None = None) -> dict[str, Any]:
@@ -99,12 +96,14 @@ def _known(request: web.Request, alias: str) -> KnownModel:
 
 
 async def models(request: web.Request) -> web.Response:
-    """`GET /v1/models`. 503 while the only model loads, as llama-server has it."""
+    """`GET /v1/models`. 503 while the only model loads, as llama-server has it. Anthropic's clients get their form."""
     backend = request.app[BACKEND]
     known = backend.known()
     status = backend.status()
     if status.get("state") not in ("ok", "no model") and not any(model.info for model in known):
         raise _unavailable(status)
+    if _ANTHROPIC in request.headers:
+        return json_response(models_object([model_object(model.alias, model.created) for model in known]))
     return json_response({"object": "list", "data": [_model(model) for model in known]})
 
 
@@ -114,6 +113,8 @@ async def model(request: web.Request) -> web.Response:
     known = _known(request, backend.resolve(request.match_info["id"]))
     if known.info is None and known.state != "unloaded":
         raise _unavailable({"state": known.state, "reason": known.reason})
+    if _ANTHROPIC in request.headers:
+        return json_response(model_object(known.alias, known.created))
     return json_response(_model(known))
 
 
@@ -145,7 +146,7 @@ async def load(request: web.Request) -> web.Response:
     """`POST /models/load`: load a model; the reply comes when it is loaded, at once if it is already."""
     body = fields.decode(await read_body(request), ModelBody)
     keep_alive = fields.number("keep_alive", body.keep_alive, -MAX_KEEP_ALIVE, MAX_KEEP_ALIVE)
-    await request.app[BACKEND].load(_named(body), keep_alive)
+    await request.app[BACKEND].load(body.model, keep_alive)
     known = next((k for k in request.app[BACKEND].known() if k.alias == body.model), None)
     return json_response({"success": True, **({"model": _details(known)} if known is not None else {})})
 
@@ -153,7 +154,7 @@ async def load(request: web.Request) -> web.Response:
 async def unload(request: web.Request) -> web.Response:
     """`POST /models/unload`. `unloaded` is false where requests run: it goes when the last of them ends."""
     body = fields.decode(await read_body(request), ModelBody)
-    return json_response({"success": True, "unloaded": await request.app[BACKEND].unload(_named(body))})
+    return json_response({"success": True, "unloaded": await request.app[BACKEND].unload(body.model)})
 
 
 def _reason(status: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ whatever is asked for.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -18,9 +18,9 @@ from . import conversation, fields
 from . import reply_shapes as shape
 from .conversation import unsupported
 from .errors import json_response, read_body
-from .fields import Number, SamplingFields
+from .fields import MAX_MESSAGES, Number, SamplingFields, Tools
 from .keys import BACKEND, CONFIG, IDENTITY
-from .ollama_fields import permitted_keep_alive
+from .ollama_fields import KeepAlive, permitted_keep_alive
 from .ollama_models import resolve
 from .ollama_reply import ChatLines, LineWriter, TextLines
 from .openai import vocabulary
@@ -63,11 +63,11 @@ class ToolCall(msgspec.Struct):
 
 
 class MessageBody(msgspec.Struct):
-    role: str
+    role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*_ROLES]})]
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Tools[ToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -79,7 +79,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: Options | None = None
-    keep_alive: Number | str = None
+    keep_alive: KeepAlive = None
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: Number = None
@@ -149,8 +149,8 @@ class CommonBody(msgspec.Struct, kw_only=True):
 class ChatBody(CommonBody, kw_only=True):
     """`POST /api/chat`."""
 
-    messages: list[MessageBody] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[MessageBody], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
+    tools: Tools[dict[str, Any]] | None = None
 
 
 class GenerateBody(CommonBody, kw_only=True):
@@ -228,6 +228,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(f"`tools[{index}].function.name` is missing.", param=f"tools[{index}].function.name")
+        conversation.check_parameters(f"tools[{index}].function.parameters", function.get("parameters"))
     return tools or None
 
 

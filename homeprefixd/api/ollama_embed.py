@@ -12,11 +12,10 @@ from aiohttp import web
 from ..frames.worker import Converted, Embed
 from . import fields
 from . import reply_shapes as shape
-from .embeddings import MAX_DIMENSIONS, check_size, floats
+from .embeddings import MAX_DIMENSIONS, Dimensions, check_size, floats
 from .errors import json_response, read_body
-from .fields import Number
 from .keys import BACKEND, IDENTITY
-from .ollama_fields import permitted_keep_alive
+from .ollama_fields import KeepAlive, permitted_keep_alive
 from .ollama_models import resolve
 from .operation import Operation
 from .origin import GUARD
@@ -30,8 +29,8 @@ class EmbedBody(msgspec.Struct):
     model: str | None = None
     input: str | list[str] | None = None
     truncate: bool | None = None
-    dimensions: Number = None
-    keep_alive: Number | str = None
+    dimensions: Dimensions = None
+    keep_alive: KeepAlive = None
 
 
 class EmbeddingsBody(msgspec.Struct):
@@ -39,10 +38,10 @@ class EmbeddingsBody(msgspec.Struct):
 
     model: str | None = None
     prompt: str | None = None
-    keep_alive: Number | str = None
+    keep_alive: KeepAlive = None
 
 
-async def _kept(request: web.Request, alias: str, keep_alive: Number | str, given: object) -> float | None:
+async def _kept(request: web.Request, alias: str, keep_alive: KeepAlive, given: object) -> float | None:
     """See to it that the model is loaded for so long; the seconds. Only `given` texts are for any page to send."""
     if keep_alive is not None or not given:
         request.app[GUARD].check_client(request)

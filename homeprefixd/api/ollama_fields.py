@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
+import msgspec
 from aiohttp import web
 
 from ..errors import ForbiddenError, RequestError
@@ -14,7 +16,14 @@ MAX_KEEP_ALIVE = 1e9  # s
 
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
+_SECONDS = re.compile(r"[+-]?\d{1,9}")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+KeepAlive = (
+    Number
+    | Annotated[str, msgspec.Meta(extra_json_schema={"pattern": rf"^\s*({_SECONDS.pattern}|{_DURATION.pattern})\s*$"})]
+)
+"""As the body's field has it; what a text says is checked by `keep_alive_seconds`."""
 
 
 def keep_alive_seconds(given: Number | str) -> float | None:
@@ -26,7 +35,7 @@ def keep_alive_seconds(given: Number | str) -> float | None:
         return None
     if isinstance(given, str):
         text = given.strip()
-        if re.fullmatch(r"[+-]?\d{1,9}", text):
+        if _SECONDS.fullmatch(text):
             given = int(text)
         elif _DURATION.fullmatch(text):
             total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -14,7 +14,7 @@ from . import conversation, fields
 from . import reply_shapes as shape
 from .choices import respond_choices
 from .errors import read_body
-from .fields import LoraField, Number, SamplingFields
+from .fields import LoraField, Messages, Number, Parts, SamplingFields, Tools
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai_reply import ChatWriter, CompletionWriter, Echo, ReplyWriter, respond
 from .openai_tools import check_tools, tool_choice
@@ -75,10 +75,10 @@ class ToolCall(msgspec.Struct):
 
 
 class MessageBody(msgspec.Struct):
-    role: str
-    content: str | list[Part] | msgspec.UnsetType | None = msgspec.UNSET
+    role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*_ROLES]})]
+    content: str | Parts[Part] | msgspec.UnsetType | None = msgspec.UNSET
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Tools[ToolCall] | None = None
     function_call: FunctionCall | None = None  # what `tool_calls` was before
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -181,8 +181,8 @@ class CommonBody(SamplingFields, kw_only=True):
 class ChatBody(CommonBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: list[MessageBody]
-    tools: list[dict[str, Any]] | None = None
+    messages: Messages[MessageBody]
+    tools: Tools[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: list[Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -194,7 +194,7 @@ class ChatBody(CommonBody, kw_only=True):
     top_logprobs: Number = None
 
 
-Prompt = str | list[str | int | list[int]]
+Prompt = Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[str | int | list[int]], msgspec.Meta(min_length=1)]
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -291,8 +291,6 @@ def _message(index: int, body: MessageBody) -> Message:
 
 def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
-    if not body.messages:
-        raise RequestError("`messages` must not be empty.", param="messages", code="out_of_range")
     check_tools(body.tools, body.functions)
     tools, strict = conversation.without_strict(body.tools)
     choice, allowed = tool_choice(body.tool_choice, tools)

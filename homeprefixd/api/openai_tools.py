@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import RequestError
 from . import fields
-from .conversation import allowed_tools, unsupported
+from .conversation import allowed_tools, check_parameters, unsupported
 
 
 def check_tools(tools: list[dict[str, Any]] | None, functions: list[Any] | None) -> None:
@@ -28,6 +28,7 @@ def check_tools(tools: list[dict[str, Any]] | None, functions: list[Any] | None)
             raise RequestError(
                 f"`{where}.function.name` is missing.", param=f"{where}.function.name", code="missing_field"
             )
+        check_parameters(f"{where}.function.parameters", function.get("parameters"))
 
 
 def tool_choice(

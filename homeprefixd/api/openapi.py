@@ -18,7 +18,7 @@ from .operation import JSON, Operation
 from .origin import ADMIN
 from .rooms import rooms
 
-_REFUSALS = ("400", "401", "403", "404", "405", "413", "429", "500", "503")
+_REFUSALS = ("400", "401", "403", "404", "405", "408", "413", "429", "500", "503")
 
 
 def all_operations() -> list[Operation]:
@@ -83,7 +83,7 @@ def _operation(operation: Operation, known: dict[type, dict[str, Any]]) -> dict[
     if operation.bodies:
         wanted = [known[body] for body in operation.bodies]
         schema = wanted[0] if len(wanted) == 1 else {"anyOf": wanted}
-        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        described["requestBody"] = {"required": operation.body_needed, "content": {JSON: {"schema": schema}}}
     if not operation.key:
         described["security"] = []
     return described

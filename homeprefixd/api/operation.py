@@ -28,6 +28,7 @@ class Operation(msgspec.Struct, frozen=True):
     key: bool = True  # is a key asked for, where there are keys?
     dialect: str = "OpenAI and llama.cpp"
     error: type[msgspec.Struct] = shape.Error
+    body_needed: bool = True  # False: a request without one is one with {}
 
     @property
     def bodies(self) -> tuple[type[msgspec.Struct], ...]:

@@ -109,6 +109,7 @@ class Call:
         self.id = piece.id
         self.name = piece.name
         self.text = piece.arguments
+        self._written = piece.written
 
     def add(self, piece: CallPiece) -> None:
         """The next piece of the same call."""
@@ -127,7 +128,7 @@ class Call:
     @property
     def written(self) -> str:
         """As text: what is left to tell of one whose arguments are no object."""
-        return self.name + self.text
+        return self._written or self.name + self.text
 
 
 def settled(finished: Finished) -> tuple[list[Call], str]:

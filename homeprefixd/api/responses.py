@@ -14,7 +14,7 @@ from . import conversation, fields
 from . import reply_shapes as shape
 from .conversation import joined, missing, unsupported
 from .errors import read_body
-from .fields import Number, SamplingFields
+from .fields import Messages, Number, Parts, SamplingFields, Tools
 from .keys import BACKEND, CONFIG, IDENTITY
 from .openai import vocabulary
 from .operation import EVENTS, Operation
@@ -72,14 +72,14 @@ class Item(msgspec.Struct):
 
     type: str = "message"
     role: str | None = None
-    content: str | list[Part] | None = None
+    content: str | Parts[Part] | None = None
     id: str | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
     output: str | list[dict[str, Any]] | dict[str, Any] | None = None
     input: str | None = None
-    summary: list[Part] | None = None
+    summary: Parts[Part] | None = None
 
 
 class Tool(msgspec.Struct):
@@ -123,10 +123,10 @@ class Reasoning(msgspec.Struct):
 class ResponsesBody(SamplingFields, kw_only=True):
     """`POST /v1/responses`."""
 
-    input: str | list[Item]
+    input: str | Messages[Item]
     model: str | None = None
     instructions: str | None = None
-    tools: list[Tool] | None = None
+    tools: Tools[Tool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -166,7 +166,7 @@ def _text(where: str, content: str | list[Part] | None) -> str:
 def _output(where: str, given: Any) -> str:
     """What came of a call, which of other tools' calls may be anything. Raises RequestError."""
     try:
-        return _text(where, msgspec.convert(given, str | list[Part] | None))
+        return _text(where, msgspec.convert(given, str | Parts[Part] | None))
     except msgspec.ValidationError as error:
         raise RequestError(f"`{where}` must be a text or a list of parts.", param=where, code="wrong_type") from error
 
@@ -235,8 +235,6 @@ def messages_of(body: ResponsesBody) -> list[Message]:
     if body.instructions:
         turns.add(Message("system", body.instructions))
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    if not items:
-        raise RequestError("`input` must not be empty.", param="input", code="out_of_range")
     for index, item in enumerate(items):
         where = f"input[{index}]"
         match item.type:
@@ -283,6 +281,7 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
             if tool.type == "custom":
                 found.append(conversation.function_tool(tool.name, tool.description, _FREE, True))
                 continue
+            conversation.check_parameters(f"tools[{index}].parameters", tool.parameters)
             found.append(conversation.function_tool(tool.name, tool.description, tool.parameters, tool.strict))
         elif not tool.type.startswith(_HOSTED):
             raise unsupported(

@@ -353,6 +353,6 @@ PROMPTS = (ChatBody, CompletionBody)
 OPERATIONS = (
     Operation("POST", "/cache/warm", "Compute a prompt now", PROMPTS),
     Operation("POST", "/cache/match", "How much of a prompt is known", PROMPTS),
-    Operation("POST", "/cache/pin", "Keep a prefix", (PinBody, *PROMPTS)),
+    Operation("POST", "/cache/pin", "Keep a prefix", (PinBody, *PROMPTS), body_needed=False),
     Operation("POST", "/cache/unpin", "Let a prefix be evicted again", (PinBody, *PROMPTS)),
 )

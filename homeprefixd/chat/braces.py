@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from ..errors import RequestError
+from .member_names import members
 
 MAX_ITEMS = 64
 """Of an array whose schema sets no bound."""
@@ -66,7 +67,7 @@ class BraceRules:
         self._root = schema if isinstance(schema, dict) else {}
         self._count = 0
         self._known: dict[str, str] = {}  # $ref -> rule
-        properties = self._root.get("properties")
+        properties = members(self._root)
         whole = {**self._root, "type": "object"} if "$ref" not in self._root else self._root
         self.start = self._value(whole) if properties or self._strict or "$ref" in self._root else self._free_object()
 
@@ -179,8 +180,8 @@ class BraceRules:
 
     def _object(self, schema: dict[str, Any]) -> str:
         """Members in the schema's order, which is what makes the commas hard: none before the first that is there."""
-        properties = schema.get("properties")
-        if not isinstance(properties, dict) or not properties:
+        properties = members(schema)
+        if not properties:
             return '"{" "}"' if schema.get("additionalProperties") is False else "brace_object"
         required = schema.get("required")
         required = set(required) if isinstance(required, list) else set()

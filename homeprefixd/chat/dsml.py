@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from .member_names import members
+
 MAX_PARAMETERS = 16
 """Of a function whose schema names none and allows any."""
 
@@ -46,8 +48,8 @@ class ParameterRules:
     def _all(self) -> str:
         """Parameters in the schema's order; those that are not required may be missing."""
         schema = self._resolved(self._root)
-        properties = schema.get("properties")
-        if not isinstance(properties, dict) or not properties:
+        properties = members(schema)
+        if not properties:
             if schema.get("additionalProperties") is False:
                 return '""'
             value = self._rule(self._json_rule(True))

@@ -28,7 +28,7 @@ JSON_SPACE: dict[str, Any] = {"whitespace_pattern": "\\n[ \\t]{0,16}|[ ]{1,2}"}
 
 _ANYTHING = "/(?s:.*)/"
 _NAMES_NOTHING = frozenset({"type", "properties", "required", "title", "description", "$schema"})
-"""Keys of a schema that say of no member, by themselves, what it is."""
+"""Keys of a schema that say of no member, where they name none, what it is."""
 
 
 def text(value: str) -> str:
@@ -97,7 +97,8 @@ def _calls_rules(layout: Layout, functions: dict[str, dict[str, Any]], single: b
     for index, (name, function) in enumerate(functions.items()):
         schema = function.get("parameters")
         if not isinstance(schema, dict | bool) or _has_no_parameters(schema):
-            schema = {"type": "object", "properties": {}, "additionalProperties": False}
+            schema = {"properties": {}, "additionalProperties": False}
+        schema = {**(schema if isinstance(schema, dict) else {}), "type": "object"}
         lines.append(f"call{index}: {rules.call(name, f'arguments{index}')}")
         if quote is not None:
             braces = BraceRules(f"arguments{index}", mark(quote), schema, strict=bool(function.get("strict")))
@@ -121,7 +122,8 @@ def _has_no_parameters(schema: dict[str, Any] | bool) -> bool:
     """Does it name none? Then none are meant, though JSON Schema would allow any."""
     if not isinstance(schema, dict):
         return not schema
-    return not schema.get("properties") and schema.keys() <= _NAMES_NOTHING and schema.get("type", "object") == "object"
+    names = schema.get("properties") or schema.get("required")
+    return not names and schema.keys() <= _NAMES_NOTHING and schema.get("type", "object") == "object"
 
 
 class _CallRules:

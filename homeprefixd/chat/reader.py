@@ -38,6 +38,7 @@ class Reader:
         self._at = 0
         self._places: dict[str, int] = {}  # of markers, where they were seen last; the text's length: nowhere
         self.final = False  # nothing more will be written
+        self.taken = 0  # characters in all
         self._record: list[str] | None = None
 
     # ------------------------------------------------------------------------------------------ taking
@@ -50,11 +51,13 @@ class Reader:
     def put_back(self, text: str) -> None:
         """It was just taken, and is to be read again. Not while it is remembered what is taken."""
         self._at -= len(text)
+        self.taken -= len(text)
 
     def take(self, count: int) -> str:
         """The next `count` characters, which are there."""
         text = self._text[self._at : self._at + count]
         self._at += count
+        self.taken += count
         if self._record is not None:
             self._record.append(text)
         return text

@@ -89,6 +89,9 @@ class ReplyParser:
         self._reasoning = Trimmed(strip_start=True)
         self._pieces: list[CallPiece] = []
         self._trim_end = False
+        self._written: list[str] = []
+        self._next_from = 0  # where in what was written the next call begins, with its marks
+        self._last_from: int | None = None  # where the last one began; None: none did, or text followed
         self.count = 0  # calls that have begun
         self.ended = False
         self._machine = self._run()
@@ -98,6 +101,7 @@ class ReplyParser:
     def feed(self, text: str) -> Split:
         """Take what was written; return what is certain now."""
         if not self.ended:
+            self._written.append(text)
             self._reader.add(text)
             self._advance()
         return self._fetch()
@@ -109,6 +113,12 @@ class ReplyParser:
         self._reasoning.close(keep_space=False)
         self._text.close(keep_space=not self.count and not self._trim_end)
         return self._fetch()
+
+    @property
+    def unfinished(self) -> str:
+        """All that was written from the last call on, with its marks: what a call is that was cut short. "" if there is
+        none, or something was told after it."""
+        return "" if self._last_from is None else "".join(self._written)[self._last_from :]
 
     def _advance(self) -> None:
         if not self._over:
@@ -135,17 +145,18 @@ class ReplyParser:
             if self._look_for_calls:
                 yield from self._answer()
         if not self.ended:
-            yield from self._reader.until((), self._text.add)  # whatever is left is text
+            yield from self._reader.until((), self._say)  # whatever is left is text
 
     def _thoughts(self, opening: str, closing: str) -> Wait:
         reader = self._reader
         if not self._opened:
             space = yield from reader.space()
             if not (yield from reader.starts((opening,))):
-                self._text.add(space)
+                self._say(space)
                 return
             reader.take(len(opening))
         yield from reader.until((closing,), self._reasoning.add)
+        self._next_from = reader.taken
         self._text.part()
 
     def _answer(self) -> Wait:
@@ -197,7 +208,7 @@ class ReplyParser:
     def _hands(self) -> Hands:
         return Hands(
             reader=self._reader,
-            text=self._text.add,
+            text=self._say,
             whole=self._whole,
             spoken=self._spoken,
             arguments=self._arguments,
@@ -209,11 +220,20 @@ class ReplyParser:
             is_over=lambda: self.ended,
         )
 
+    def _say(self, text: str) -> None:
+        """It is text."""
+        self._text.add(text)
+        self._next_from = self._reader.taken
+        if text.strip():
+            self._last_from = None
+
     def _marked(self, markers: tuple[str, ...], body: Callable[[], Wait]) -> Wait:
         """Text, in which each of `markers` begins what `body` reads."""
         while not self.ended:
-            if not (yield from self._reader.until(markers, self._text.add)):
+            found = yield from self._reader.until(markers, self._say)
+            if not found:
                 return
+            self._next_from = self._reader.taken - len(found)
             yield from body()
 
     # ------------------------------------------------------------------------------------------ calls
@@ -222,8 +242,9 @@ class ReplyParser:
         """A call begins; the sink takes its arguments. `ident` "": a new one. What may not be called becomes text."""
         name, ident = whole_text(name), whole_text(ident)
         if not self._may_call(name):
-            self._text.add(name)
-            return lambda text: self._text.add(whole_text(text))
+            self._say(name)
+            return lambda text: self._say(whole_text(text))
+        self._last_from = self._next_from
         index, self.count = self.count, self.count + 1
         self._text.part()
         self._pieces.append(CallPiece(index, "", ident or self._new_id(), name))
@@ -234,6 +255,7 @@ class ReplyParser:
 
     def _end(self) -> None:
         """A call is complete."""
+        self._next_from = self._reader.taken
         self.ended = self.ended or (not self._parallel and self.count > 0)
 
     def _whole(self, name: str, arguments: dict[str, Any]) -> None:
@@ -246,7 +268,7 @@ class ReplyParser:
         """Calls that had to be read to their end, and what stood between. `raw`: all of it, which is text where there
         is no call."""
         if not any(isinstance(part, tuple) for part in parts):
-            self._text.add(raw)
+            self._say(raw)
             return
         for part in parts:
             if self.ended:
@@ -254,7 +276,7 @@ class ReplyParser:
             if isinstance(part, tuple):
                 self._whole(*part)
             elif part.strip():
-                self._text.add(part)
+                self._say(part)
 
     def _arguments(self, name: str, raw: str, ends: tuple[str, ...] = (), ident: str = "") -> Answer:
         """An object as JSON, up to its end, as the arguments of `name`; none if one of `ends` follows. False: it is no
@@ -269,7 +291,7 @@ class ReplyParser:
             self._begin(name, ident)("{}")
             self._end()
             return True
-        self._text.add(raw + space)
+        self._say(raw + space)
         return False
 
     def _rest(self, end: str, others: tuple[str, ...] = (), slips: tuple[str, ...] = ()) -> Wait:
@@ -278,7 +300,7 @@ class ReplyParser:
         if self.ended:
             return
         yield from self._slips(slips)
-        found = yield from reader.until((end, *others), self._text.add)
+        found = yield from reader.until((end, *others), self._say)
         if found in others:
             reader.put_back(found)
 
@@ -289,15 +311,16 @@ class ReplyParser:
     def _hermes(self, opening: str, closing: str) -> Wait:
         reader = self._reader
         while not self.ended:
-            if not (yield from reader.until((opening,), self._text.add)):
+            if not (yield from reader.until((opening,), self._say)):
                 return
+            self._next_from = reader.taken - len(opening)
             reader.record()
             yield from reader.space()
             if (yield from reader.peek()) == "{":
                 if (yield from self._object(self._may_call)):
                     yield from self._behind(opening, closing)
                 else:
-                    self._text.add(opening + reader.recorded())
+                    self._say(opening + reader.recorded())
                 continue
             body: list[str] = []
             space = reader.recorded()
@@ -318,7 +341,7 @@ class ReplyParser:
             found = yield from self._object(self._may_call)
             raw = reader.recorded()
             if not found:
-                self._text.add(raw)
+                self._say(raw)
                 break
         yield from self._rest(closing, (opening,))
 
@@ -333,14 +356,14 @@ class ReplyParser:
             yield from reader.space()
             fence = yield from reader.starts(("{", "["))
         if not fence:
-            self._text.add(reader.recorded())
+            self._say(reader.recorded())
             return
         if fence == "[":
             reader.take(1)
         while not self.ended:
             yield from reader.space()
             if (yield from reader.peek()) != "{" or not (yield from self._object(self._tools.__contains__)):
-                self._text.add(reader.recorded())
+                self._say(reader.recorded())
                 return
             reader.recorded()
             reader.record()
@@ -394,7 +417,7 @@ class ReplyParser:
         for name, arguments in calls:
             self._whole(name, arguments)
         if not calls:
-            self._text.add(opening + code + closing)
+            self._say(opening + code + closing)
 
     def _list(self, opening: str) -> Wait:
         """Calls in a list that begins here, behind `opening`."""
@@ -411,12 +434,12 @@ class ReplyParser:
             if first != "{":
                 raw = reader.recorded()
                 if self.count == before:
-                    self._text.add(opening + raw)
+                    self._say(opening + raw)
                 elif first == "]":
                     reader.take(1)
                 return
             if not (yield from self._object(self._may_call)):
-                self._text.add((opening if self.count == before else "") + reader.recorded())
+                self._say((opening if self.count == before else "") + reader.recorded())
                 return
             reader.recorded()
             reader.record()
@@ -439,7 +462,7 @@ class ReplyParser:
                 yield from reader.space()
                 first = yield from reader.peek()
             raw = reader.recorded()
-            self._text.add(opening + raw if self.count == before else raw)
+            self._say(opening + raw if self.count == before else raw)
         if self.count > before and not self.ended and closing:
             yield from reader.space()
             if (yield from reader.starts(closing)):
@@ -447,9 +470,10 @@ class ReplyParser:
 
     def _dsml(self) -> Wait:
         while not self.ended:
-            opening = yield from self._reader.until(tuple(f"<｜DSML｜{tag}>" for tag in DSML.values()), self._text.add)
+            opening = yield from self._reader.until(tuple(f"<｜DSML｜{tag}>" for tag in DSML.values()), self._say)
             if not opening:
                 return
+            self._next_from = self._reader.taken - len(opening)
             yield from dsml(self._hands(), opening)
 
     def _parameters(self, name: str) -> Any:
@@ -457,7 +481,7 @@ class ReplyParser:
 
     def _braces(self, opening: str, closing: str, quote: str, response: str) -> Wait:
         while not self.ended:
-            found = yield from self._reader.until((opening, response), self._text.add)
+            found = yield from self._reader.until((opening, response), self._say)
             if found == response:
                 self.ended = True  # the model waits for the results
             if found != opening:
@@ -466,7 +490,7 @@ class ReplyParser:
             closed = yield from self._reader.until((closing,), body.append)
             call = arguments_of_braces("".join(body), quote)
             if call is None:
-                self._text.add(opening + "".join(body) + closed)
+                self._say(opening + "".join(body) + closed)
             else:
                 self._whole(*call)
 
@@ -478,16 +502,17 @@ class ReplyParser:
         found = ""
         while not self.ended:
             header = [found] if found == "<|start|>" else []
+            self._next_from = reader.taken - len("".join(header))
             found = yield from reader.until(("<|message|>", *ends[:3]), header.append)
             head = "".join(header)
             if found != "<|message|>":
                 if not _HEADER.fullmatch(" ".join(head.split())):
-                    self._text.add(head)
+                    self._say(head)
                 if not found:
                     return
                 continue
             channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
-            sink: Sink = self._text.add
+            sink: Sink = self._say
             if recipient is not None and self._look_for_calls:
                 name = recipient[1].removeprefix("functions.")
                 if (yield from self._arguments(name, "", ends)) and not self.ended:

@@ -1,6 +1,8 @@
-"""JSON schemas as llguidance takes them: without what says nothing, and with numbers that it keeps as they are.
+"""JSON schemas as llguidance takes them: without what says nothing, and with numbers and patterns that it keeps as they
+are.
 
-llguidance refuses keywords that it cannot enforce wherever they stand, and reads every number as a float of 64 bits.
+llguidance refuses keywords that it cannot enforce wherever they stand, reads every number as a float of 64 bits and
+every regular expression as one of Rust's.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from ..errors import RequestError
+from .member_names import may_repeat_to_count
+from .patterns import PatternError, translated
 
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"}
 )
 """Those that are enforced. JSON Schema has all others as a note to the reader, as it has `password` and `int32`."""
+
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 _CAPITALS = {"time": "^[^z]*$", "date-time": "^[^tz]*$"}
 """RFC 3339 allows small letters, which many readers of times do not."""
@@ -38,34 +44,51 @@ _UPPER, _LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum"
 
 
 def prepared(schema: dict[str, Any] | bool, *, lenient: bool) -> dict[str, Any] | bool:
-    """`schema` means what it meant, or a part of it where bounds lie between floats. Its depth must be bounded.
+    """`schema` means what it meant, or a part of it: where bounds lie between floats, or an expression is read in two
+    ways. Its depth must be bounded.
 
-    Raises RequestError for numbers that cannot be kept, or with `lenient` leaves out their keywords.
+    Raises RequestError for numbers, patterns and counts that cannot be kept, or with `lenient` leaves out their
+    keywords.
     """
+    if not lenient and isinstance(schema, dict) and may_repeat_to_count(schema):
+        raise _refused(
+            "minProperties",
+            "counts members whose names may repeat while a reply is written: name them in `properties` and `required`,"
+            " or leave it out",
+        )
+    return _prepared(schema, lenient)
+
+
+def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | bool:
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _ONE and isinstance(value, dict | bool):
-            found[key] = prepared(value, lenient=lenient)
+            found[key] = _prepared(value, lenient)
         elif key in _LISTED and isinstance(value, list):
-            found[key] = [prepared(one, lenient=lenient) for one in value]
+            found[key] = [_prepared(one, lenient) for one in value]
         elif key in _NAMED and isinstance(value, dict):
-            found[key] = {name: prepared(one, lenient=lenient) for name, one in value.items()}
+            found[key] = {name: _prepared(one, lenient) for name, one in value.items()}
         else:
             found[key] = value
     for key in [key for key, is_idle in _IDLE.items() if key in found and is_idle(found[key])]:
         del found[key]
     _leave_conditions(found)
+    for fit, keys in (
+        (_fit_numbers, ("const", "enum", "multipleOf", *_UPPER, *_LOWER)),
+        (_fit_counts, _COUNTS),
+        (_fit_patterns, ("pattern", "patternProperties")),
+    ):
+        try:
+            fit(found)
+        except RequestError:
+            if not lenient:
+                raise
+            for key in keys:
+                found.pop(key, None)
     if isinstance(format_ := found.get("format"), str) and format_ in _CAPITALS:
         found.setdefault("pattern", _CAPITALS[format_])
-    try:
-        _fit_numbers(found)
-    except RequestError:
-        if not lenient:
-            raise
-        for key in ("const", "enum", "multipleOf", *_UPPER, *_LOWER):
-            found.pop(key, None)
     return found
 
 
@@ -162,6 +185,32 @@ def _changed(value: Any) -> int | None:
         elif isinstance(item, int) and not _is_float(item):
             return item
     return None
+
+
+def _fit_counts(schema: dict[str, Any]) -> None:
+    """Whole ones, which may be written as 2.0. Raises RequestError."""
+    for key in _COUNTS:
+        count = schema.get(key)
+        is_whole = _is_number(count) and count >= 0 and (isinstance(count, int) or count.is_integer())
+        if key in schema and not is_whole:
+            raise _refused(key, f"must be a whole number of at least 0, not {str(count)[:40]}")
+        if isinstance(count, float):
+            schema[key] = int(count)
+
+
+def _fit_patterns(schema: dict[str, Any]) -> None:
+    """Raises RequestError."""
+    key = "pattern"
+    try:
+        if isinstance(pattern := schema.get(key), str):
+            schema[key] = translated(pattern)
+        key = "patternProperties"
+        if isinstance(named := schema.get(key), dict):
+            schema[key] = {translated(pattern): value for pattern, value in named.items()}
+    except PatternError as error:
+        raise _refused(key, f"has an expression that {error}") from error
+    if isinstance(named, dict) and len(schema[key]) < len(named):
+        raise _refused(key, "has the same expression twice")
 
 
 def _is_float(number: int) -> bool:

@@ -118,14 +118,13 @@ class Constraints:
         self._kept.move_to_end(grammar)
         return Mask(matcher.deep_copy(), self._eog, self._tokenizer.eos_token, self._model.n_vocab)
 
+    def check(self, grammar: str) -> None:
+        """Raises RequestError if it cannot be used. Nothing is kept."""
+        self._compile(grammar, "")
+
     def _compile(self, grammar: str, param: str) -> LLMatcher:
         grammar = _OPTIONS + grammar
-        if len(grammar) > MAX_GRAMMAR:
-            raise RequestError(
-                f"The grammar or schema is too large: {len(grammar)} of {MAX_GRAMMAR} characters.",
-                param=param,
-                code="grammar_too_complex",
-            )
+        check_size(grammar, param)
         try:
             wrong = self._probe.check(grammar)
         except RequestError as error:
@@ -140,6 +139,16 @@ class Constraints:
         if not any(matcher.compute_bitmask()) or matcher.is_error():
             raise _refusal(matcher.get_error(), param)
         return matcher
+
+
+def check_size(text: str, param: str) -> None:
+    """Raises RequestError for what is too large as it came, before it is looked at. `param`: the field to blame."""
+    if len(text) > MAX_GRAMMAR:
+        raise RequestError(
+            f"The grammar or schema is too large: {len(text)} of {MAX_GRAMMAR} characters.",
+            param=param,
+            code="grammar_too_complex",
+        )
 
 
 def _refusal(reason: str, param: str) -> RequestError:

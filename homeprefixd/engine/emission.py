@@ -78,6 +78,8 @@ class Reply:
         calls = self._whole.calls
         if not stream:
             frame.calls = calls
+            if self._parser is not None and calls and not is_object(calls[-1].arguments):
+                calls[-1].written = self._parser.unfinished
         frame.broken = sum(not is_object(call.arguments) for call in calls)
         if self._thought:
             frame.timings = msgspec.structs.replace(frame.timings, thought_n=self._thought)

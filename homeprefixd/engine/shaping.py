@@ -7,6 +7,7 @@ with one.
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import string
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ from ..chat.forcing import answer_grammar, calls_grammar, forced_functions, tool
 from ..chat.layout import Layout
 from ..chat.reply import ReplyParser
 from ..errors import RequestError
-from ..frames.worker import Generate
+from ..frames.worker import Constraint, Generate
 from .bindings import Model
-from .constraint import Constraints, Mask
+from .blaming import REFUSED, Blame
+from .constraint import MAX_GRAMMAR, Constraints, Mask, check_size
 from .emission import Reply
 from .gbnf import translate
 
@@ -49,6 +51,11 @@ def _callable(generate: Generate) -> list[dict[str, Any]]:
     return found
 
 
+def _parameters(functions: dict[str, dict[str, Any]]) -> str:
+    """All their schemas as one text."""
+    return json.dumps([function.get("parameters") for function in functions.values()], ensure_ascii=False)
+
+
 @contextlib.contextmanager
 def _blamed(param: str) -> Iterator[None]:
     """A refusal that names no field means this one."""
@@ -64,6 +71,7 @@ class Shaper:
 
     def __init__(self, model: Model, layout: Layout, constraints: Constraints) -> None:
         self._model, self._layout, self._constraints = model, layout, constraints
+        self._blame = Blame(constraints)
 
     @cached_property
     def _shown(self) -> frozenset[int]:
@@ -118,8 +126,9 @@ class Shaper:
                 raise RequestError("`tool_choice` needs `messages`.", param="tool_choice")
             functions = forced_functions(_callable(generate), generate.tool_choice)
             single = generate.tool_choice.startswith("=") or not generate.parallel_tool_calls
+            check_size(_parameters(functions), "tools")
             with _blamed("tools"):
-                return self._constraints.compile(calls_grammar(layout, functions, single, opened, mark), "tools")
+                return self._calls_mask(layout, functions, single, opened)
         if generate.constraint is None:
             raise RuntimeError("a constrained request without a constraint")
         functions = tool_functions(_callable(generate)) if generate.tool_choice == "auto" else {}
@@ -127,6 +136,9 @@ class Shaper:
             functions = {}
         constraint = generate.constraint
         param = "grammar" if constraint.kind == "grammar" else constraint.param
+        check_size(constraint.text, param)
+        if len(_parameters(functions)) > MAX_GRAMMAR:
+            functions = {}  # nobody insists on a call
 
         def mask(callable_functions: dict[str, dict[str, Any]]) -> Mask:
             with _blamed(param):
@@ -142,7 +154,37 @@ class Shaper:
 
         try:
             return mask(functions)
-        except RequestError:
+        except RequestError as error:
             if not functions:
+                raise self._named(error, constraint) from error
+        try:
+            alone = mask({})  # a tool's parameters may be what cannot be expressed, and nobody insists on a call
+        except RequestError as error:
+            raise self._named(error, constraint) from error
+        with contextlib.suppress(RequestError):
+            return mask(self._blame.loosened(functions))
+        return alone
+
+    def _named(self, error: RequestError, constraint: Constraint) -> RequestError:
+        """With the keyword to blame."""
+        if constraint.kind != "json_schema" or error.code != REFUSED:
+            return error
+        return self._blame.named(error, json.loads(constraint.text))
+
+    def _calls_mask(self, layout: Layout, functions: dict[str, dict[str, Any]], single: bool, opened: bool) -> Mask:
+        """Of calls that must be made. What of a function cannot be enforced is left out, unless it is strict."""
+
+        def mask(functions: dict[str, dict[str, Any]]) -> Mask:
+            grammar = calls_grammar(layout, functions, single, opened, self._constraints.mark)
+            return self._constraints.compile(grammar, "tools")
+
+        try:
+            return mask(functions)
+        except RequestError as error:
+            if error.code != REFUSED:
                 raise
-            return mask({})  # a tool's parameters may be what cannot be expressed, and nobody insists on a call
+        looser = self._blame.loosened(functions)
+        try:
+            return mask(looser)
+        except RequestError as error:
+            raise self._blame.named_in(error, looser) from error

@@ -399,6 +399,7 @@ class CallPiece(msgspec.Struct):
     arguments: str  # the next part of a JSON text
     id: str = ""
     name: str = ""
+    written: str = ""  # in a reply that is not streamed, of a call that was cut short: all of it, as it was generated
 
 
 class TokenLogprob(msgspec.Struct):

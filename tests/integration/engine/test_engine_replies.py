@@ -80,6 +80,20 @@ def test_a_call_that_must_be_made(served: Running, stream: bool) -> None:
     )
 
 
+def test_a_call_that_is_cut_tells_all_that_was_written(served: Running) -> None:
+    """Texts of all lengths begin alike, so the longest says what the others should be."""
+    wanted = options(tools=TOOLS, tool_choice="=get_weather", stream=False)
+    texts = []
+    for count in (6, 12, 18):
+        end = served.finish(served.start(ASK, count, **wanted))
+        assert end.reason == "length"
+        texts.append("".join([end.text, *(call.written for call in end.calls)]))
+    assert end.calls
+    assert texts[2].startswith(texts[1])
+    assert texts[1].startswith(texts[0])
+    assert '"get_weather", "arguments": ' in texts[2] or '"get_weather", "parameters": ' in texts[2]
+
+
 def test_only_what_is_allowed_is_called_and_the_prompt_stays_the_same(served: Running) -> None:
     wanted = options(tools=TOOLS, stream=False, max_tokens=60, sampling=Sampling(temperature=2.0, seed=3))
     lengths = set()
@@ -95,13 +109,13 @@ def test_only_what_is_allowed_is_called_and_the_prompt_stays_the_same(served: Ru
 
 
 def test_a_tool_that_cannot_be_expressed_does_not_spoil_a_form(served: Running) -> None:
-    odd = [{"type": "function", "function": {"name": "odd", "parameters": {"type": "bogus"}}}]
+    odd = [{"type": "function", "function": {"name": "odd", "parameters": {"not": {}}}}]
     constraint = Constraint("json_schema", json.dumps({"enum": ["a", "b"]}))
-    text, end = served.ask(ASK, 20, **options(constraint=constraint, tools=odd))
+    text, end = served.ask(ASK, 20, **options(constraint=constraint, tools=odd, strict_tools=["odd"]))
     assert json.loads(text) in ("a", "b")
     assert end.reason == "stop"
     with pytest.raises(RequestError, match="JSON schema cannot be used"):
-        served.ask(ASK, 20, tool_choice="required", tools=odd)
+        served.ask(ASK, 20, tool_choice="required", tools=odd, strict_tools=["odd"])
 
 
 UNIQUE = [{"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}]

@@ -378,6 +378,7 @@ async def test_a_body_may_be_slow_but_must_come(
     address: tuple[str, int], backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE", 0.3)
+    monkeypatch.setattr(connection, "LEAST_RATE", 20)
     whole = post(CHAT)
     async with connected(address) as (reader, writer):
         head, _, body = whole.partition(b"\r\n\r\n")
@@ -389,8 +390,29 @@ async def test_a_body_may_be_slow_but_must_come(
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     async with connected(address) as (reader, writer):
         writer.write(whole[:-5])
-        assert await ended(reader) == b""
+        received = await ended(reader)
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert last_reply(received)[1]["error"]["code"] == "body_too_slow"
     assert len(backend.generations) == 1
+
+
+async def test_a_body_that_comes_byte_by_byte_is_refused(
+    address: tuple[str, int], backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PATIENCE", 0.2)
+    received = b""
+    async with connected(address) as (reader, writer):
+        head, _, body = post(CHAT).partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        reading = asyncio.create_task(ended(reader))
+        for byte in body:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+            if reading.done():
+                break
+        received = await reading
+    assert received.startswith(b"HTTP/1.1 408 ")
+    assert backend.generations == []
 
 
 async def test_a_long_reply_is_not_slow(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,16 @@ class TestAStreamThatWaitsForItsModel:
         backend.script = [ModelError("/m.gguf is damaged")]
         reply = await client.post("/v1/chat/completions", json=self.BODY)
         assert reply.status == 503
+
+
+async def test_anthropics_clients_see_models_in_their_form(client: TestClient, backend: ScriptedBackend) -> None:
+    backend.aliases = ["demo", "folder/other"]
+    header = {"anthropic-version": "2023-06-01"}
+    listed = await (await client.get("/v1/models", headers=header)).json()
+    created = (await (await client.get("/v1/models/demo")).json())["created"]
+    first, second = listed.pop("data")
+    assert listed == {"has_more": False, "first_id": "demo", "last_id": "folder/other"}
+    assert (first["type"], first["id"], first["display_name"]) == ("model", "demo", "demo")
+    assert datetime.fromisoformat(first["created_at"]).timestamp() == created
+    assert second["id"] == "folder/other"
+    assert await (await client.get("/v1/models/demo", headers=header)).json() == first

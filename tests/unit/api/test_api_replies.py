@@ -97,6 +97,20 @@ async def test_a_stream_with_a_call_that_broke_off_ends_without_asking_for_calls
     assert choice["message"]["content"] == 'f{"x":'
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat"])
+async def test_a_call_that_was_cut_is_the_text_that_was_written(
+    client: TestClient, backend: ScriptedBackend, path: str
+) -> None:
+    backend.whole = True
+    written = '<tool_call>\n{"name": "f", "arguments": {"x'
+    calls = [CallPiece(0, '{"x', "c1", "f", written)]
+    backend.script = [Accepted("", 100), end(reason="length", calls=calls, broken=1)]
+    reply = await whole(client, path, {**HELLO, "stream": False})
+    message = reply["choices"][0]["message"] if path == CHAT else reply.get("message", reply)
+    content = message["content"]
+    assert (content if isinstance(content, str) else content[0]["text"]) == written
+
+
 async def test_thoughts_and_calls_in_a_whole_reply(client: TestClient, backend: ScriptedBackend) -> None:
     backend.script = [
         Accepted("", 100),
