@@ -93,6 +93,7 @@ ARCHS: dict[str, dict[str, Any]] = {  # behind a `+` is what sets one apart from
     "lfm2": {**_MIXED_HEADS, "shortconv.l_cache": 3},
     "lfm2+window": {**_MIXED_HEADS, "shortconv.l_cache": 3, "attention.sliding_window": WINDOW},
     "falcon-h1": _STATE_SPACE,
+    "qwen2vl": {"rope.dimension_sections": [HEAD // 4] * 4},
     "qwen35": {**_DELTA, "rope.dimension_sections": [HEAD // 4] * 4},
     "qwen3next": {**_DELTA, **_EXPERTS},
     "llama-embed": {"attention.causal": False, "pooling_type": 1},  # makes embeddings only

@@ -28,7 +28,7 @@ from tests.tiny_lora import make_lora
 from tests.tiny_model import BYTES_VOCABULARY, LAYERS, WIDTH
 from tests.unit.prefix.prefix_testing import MIB, Store
 
-FULL = ["llama", "qwen3", "deepseek2"]
+FULL = ["llama", "qwen3", "deepseek2", "qwen2vl"]
 WINDOW = ["gemma2", "gemma3", "gpt-oss"]
 RECURRENT = ["mamba2", "granitehybrid", "lfm2", "falcon-h1", "qwen35", "qwen3next"]
 WHOLE = ["lfm2+window", "deepseek4"]  # with memories that can only be copied whole, or that is all we know of them
