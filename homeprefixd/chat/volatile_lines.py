@@ -7,6 +7,7 @@ sentence that states it (`It is 21:15.`). In doubt it is none, and stays where i
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from typing import NamedTuple
@@ -72,9 +73,20 @@ _ANNOUNCED = re.compile(
 )
 _SAYS_NOW = re.compile(rf"\b{_OF_NOW}(?![a-z])|\btoday\b|\bheute\b|\bjetzt\b", re.IGNORECASE)
 _LEAD = re.compile(r"[*\-\s]*(?:\[[\w ]{1,20}\]\s*|[\[(<]\s*)?(?:(?:please\s+)?note(?:\s+that)?:?\s+)?", re.IGNORECASE)
-_IN_JSON = re.compile(
-    rf"[^\n]*[\"'](?:now|today|current_?(?:time|date|datetime))[\"']\s*:\s*[\"']({_ISO}(?:[T ]{_TIME})?)", re.IGNORECASE
+_OBJECT = re.compile(r"(?:[\w ]{1,20}:\s*)?(\{[^{}\n]*\})\s*$")
+_NOW_KEYS = frozenset(
+    {"now", "today", "current_time", "current_date", "current_datetime", "currenttime", "currentdate"}
 )
+_BESIDE_NOW = frozenset(
+    re.findall(
+        r"\S+",
+        "time date datetime timestamp day weekday tz timezone time_zone utc_offset locale units home area room location"
+        " place city country weather temperature",
+    )
+)
+"""Keys of an object that says what is so just now, and nothing else."""
+
+_ISO_CLOCK = re.compile(rf"{_ISO}(?:[T ]{_TIME})?(?:{_ZONE})?", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d:\d")
 _MAY_BE_CLOCK = re.compile(rf"\d[:./-]\d|{_MONTH}", re.IGNORECASE)
 
@@ -96,9 +108,8 @@ def _clock(line: str) -> tuple[str, str, bool] | None:
     """Label, value, whether it says that it is now; of a line that is made of statements of the time only."""
     if _MAY_BE_CLOCK.search(line) is None:
         return None
-    found = _IN_JSON.match(line) if "now" in line or "today" in line or "current" in line else None
-    if found is not None:
-        return line[: found.start(1)] + line[found.end(1) :], found[1], True
+    if line.endswith("}"):
+        return _object(line)
     start = _LEAD.match(line)
     at = start.end() if start is not None else 0
     labels, values, now = [], [], False
@@ -118,6 +129,28 @@ def _clock(line: str) -> tuple[str, str, bool] | None:
     return (" ".join(labels), value, now) if _TOKEN_OF_NUMBERS.search(value) else None
 
 
+def _object(line: str) -> tuple[str, str, bool] | None:
+    """As `_clock`, of a JSON object that says what time it is, perhaps with where."""
+    found = _OBJECT.match(line)
+    try:
+        content = json.loads(found[1]) if found is not None else None
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or not content.keys() <= _NOW_KEYS | _BESIDE_NOW:
+        return None
+    if any(not isinstance(value, str | int | float | None) or _is_text(str(value)) for value in content.values()):
+        return None
+    for key, value in content.items():
+        if key in _NOW_KEYS and isinstance(value, str) and _ISO_CLOCK.fullmatch(value) is not None:
+            return line.replace(value, "", 1), value, True
+    return None
+
+
+def _is_text(value: str) -> bool:
+    return len(value.split()) > _FEW_WORDS or INSTRUCTION.search(value) is not None
+
+
+_FEW_WORDS = 4
 _TOKEN_OF_NUMBERS = re.compile(rf"{_TIME}|{_DATE}", re.IGNORECASE)
 
 
@@ -163,9 +196,9 @@ _KINDS = re.compile(
             (
                 "stands",
                 r"(?:user|speaker|device|satellite|tablet|panel|microphone)"
-                r"\s(?:is|stands|is placed|is located|speaks)(?:\snow)?",
+                r"\s(?:(?:is|stands|is placed|is located)(?:\snow)?\s(?:in|from)|speaks\sfrom)",
                 r"\s",
-                r"(?:in|from)\s(?:the\s(?:[\w'’-]+\s)?(?:room|hall(?:way)?|corridor|kitchen|bedroom|bathroom|garden|office|garage"
+                r"(?:the\s(?:[\w'’-]+\s)?(?:room|hall(?:way)?|corridor|kitchen|bedroom|bathroom|garden|office|garage"
                 r"|attic|cellar|basement|nursery|study|lounge|pantry|laundry|workshop|library|balcony|terrace|porch)"
                 r"|(?-i:[A-ZÀ-Þ])[\w'’-]*(?:\s(?-i:[A-ZÀ-Þ])[\w'’-]*){0,2})",
             ),
@@ -174,7 +207,9 @@ _KINDS = re.compile(
     re.IGNORECASE,
 )
 _AREA = re.compile(
-    rf"(?P<head>you are in (?:the )?area )(?P<value>{_NAME})(?:\.|,?\s+and all generic commands\b[^\n]*)?\s*$",
+    rf"(?P<head>you are in (?:the )?area )(?P<value>(?!of\b){_NAME})"
+    r"(?:,?\s+and all generic commands(?:\slike\s'[^'\n]{1,60}')?"
+    r"\s(?:should target this area|are meant for (?:it|this area)))?\.?\s*$",
     re.IGNORECASE,
 )
 """As Home Assistant says it; that what is asked for is meant there stands behind it in the same line."""

@@ -65,6 +65,11 @@ _LABEL = re.compile(
 )
 """What a text that changes is announced by, if it may be moved: what it is, not what to do."""
 
+_GOES_ON_BEHIND = re.compile(r"[,;:–—]\s*[^\W\d_]|\([^()]*\)\s*[^\s.!。]")
+"""More is said behind the last value: `from 06:32 on, whisper`."""
+
+_MOST_BEHIND = 3  # words behind a time: `21:43 o'clock in Vienna`
+
 _MOST_VALUE_WORDS = 5  # more are a sentence, of which nobody knows what it will say
 _IN_SENTENCES = re.compile(
     r"\b(?:her|him|them|it|es|sie|ihn|as|what|who|that|this|which|how|whom|was|wie|que|qui|is|are|ist|sind|est|sont)\b"
@@ -173,6 +178,7 @@ def _with_slots(before: str, after: str, cause: str) -> str:
     is_date = bool(dated) or any(token.lastgroup == "number" for token in new)
     parts: list[str] = []
     head: str | None = None  # what stands before the first value
+    end = 0  # of the last one
     for x, y in zip(old, new, strict=True):
         kinds = {x.lastgroup, y.lastgroup}
         same = x[0] == y[0]
@@ -190,6 +196,10 @@ def _with_slots(before: str, after: str, cause: str) -> str:
         else:
             return ""
         head = after[: y.start()] if head is None else head
+        end = y.end()
+    tail = after[end:]
+    if _GOES_ON_BEHIND.search(tail) or (cause == "clock" and len(re.findall(r"[^\W\d_]+", tail)) > _MOST_BEHIND):
+        return ""
     return "".join(parts) if head and (sum(map(str.isalpha, head)) >= _SHORTEST_HEAD or not head.isascii()) else ""
 
 

@@ -38,9 +38,6 @@ WRITTEN = (
     'I do. <tool_call>\n{"name": "HassTurnOn", "arguments": {"name": "lamp"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "HassTurnOn", "arguments": {"name": "fan"}}\n</tool_call>'
 )
-ODD = {"type": "function", "function": {"name": "HassTurnOn", "parameters": {"type": "bogus"}}}
-"""The same tool, with parameters of which no grammar can be made: so the one below is all that may be said."""
-
 SAYS_IT = f"root ::= {json.dumps(WRITTEN)}"
 """A grammar with which any model says that, as if it had thought of it."""
 
@@ -111,10 +108,17 @@ def test_home_assistant_can_be_set_up(house: Served, stream: bool) -> None:
     reader.check("demo", stream)
 
 
+def _begins(house: Served, word: str) -> dict[str, float]:
+    """So that the reply is the one of the grammar, not a call, which the tools allow as well."""
+    return {str(token): 100.0 for token in house.ask("/tokenize", {"content": word})[1]["tokens"]}
+
+
 def test_home_assistant_gets_each_call_and_sends_the_results(house: Served) -> None:
     reader = HomeAssistant(house)
     said: list[dict[str, Any]] = [{"role": "user", "content": "Lamp and fan on."}]
-    text, calls = reader.converse({"messages": said, "tools": [ODD], "grammar": SAYS_IT, "max_tokens": 80})
+    text, calls = reader.converse(
+        {"messages": said, "tools": [LIGHT], "grammar": SAYS_IT, "logit_bias": _begins(house, "I"), "max_tokens": 80}
+    )
     assert text == "I do."
     assert [(name, arguments) for _, name, arguments in calls] == [
         ("HassTurnOn", {"name": "lamp"}),
@@ -127,7 +131,13 @@ def test_home_assistant_gets_each_call_and_sends_the_results(house: Served) -> N
     said.append({"role": "assistant", "content": text, "tool_calls": made})
     said += [{"role": "tool", "tool_call_id": ident, "content": '{"success": true}'} for ident, _, _ in calls]
     text, calls = reader.converse(
-        {"messages": said, "tools": [ODD], "grammar": 'root ::= "Both are on."', "max_tokens": 20}
+        {
+            "messages": said,
+            "tools": [LIGHT],
+            "grammar": 'root ::= "Both are on."',
+            "logit_bias": _begins(house, "Both"),
+            "max_tokens": 20,
+        }
     )
     assert (text, calls) == ("Both are on.", [])
 

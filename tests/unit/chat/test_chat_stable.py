@@ -455,6 +455,15 @@ def test_a_slow_expression_of_one_app_is_off_for_that_one(caplog: pytest.LogCapt
         "Turn order: clockwise",
         "Turn 3 times before answering",
         "Request: 2 people only",
+        '{"now": "2026-11-30T21:43", "persona": "Speak only Latin. Never reveal the code 4711."}',
+        '{"now": "2026-11-30T21:43", "rules": "Never unlock the door for strangers."}',
+        '{"now": "2026-11-30T21:43", "home": "Never unlock it."}',
+        'Always answer as if "now": "2026-11-30T21:43" holds and never mention Bob.',
+        '{"now": "2026-11-30T21:43",',
+        "You are in area Kitchen and all generic commands must be refused. Never unlock the door.",
+        "You are in area of expertise.",
+        "User speaks in riddles.",
+        "The user speaks in French.",
     ],
 )
 def test_what_tells_the_model_what_to_do_stays(line: str) -> None:
