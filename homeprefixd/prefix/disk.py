@@ -246,6 +246,11 @@ class Disk(DiskFile):
         if is_leaf:
             txn.put(self._order_row(node), b"", db=self._tables[ORDER])
 
+    @property
+    def batch_bytes(self) -> int:
+        """As of the whole budget, of what there is room for now."""
+        return max(1 << 20, min(super().batch_bytes, self.limit_now() // 16))
+
     def lacks(self, need: int) -> int:
         """Bytes that must go before `need` more bytes of payload fit the budget, with a reserve; at most 0 if none."""
         limit = self.limit_now()

@@ -18,11 +18,11 @@ from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableE
 from ..frames.store import Pin, PinInfo, Unpin
 from ..program import typed
 from . import resuming
-from .blocks import KEY_BYTES, TokensBE, edges_of, swap
+from .blocks import KEY_BYTES, TokensBE, block_key, edges_of, swap
 from .disk import Disk, DiskFullError, DiskTroubleError
 from .purge import ID_CHARACTERS, find, model_label, tokens_of
 from .resuming import edge_of
-from .tree import NodeTable, Placed, Step, match
+from .tree import BLOCK_BYTES, NodeTable, Placed, Step, match
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -348,12 +348,13 @@ class Pins:
         chosen = set()
         with self._cache.view() as (tables, _warm):
             steps = match(tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4)
-        places = [_place(step) for step in steps]
+        ways = [_place(step) for step in steps], _places(namespace, tokens)  # what is stored of it, and all of it
         for place in live:
             # where states have edges, a point to go on from may lie within a block of the path
             within = edges_of(self._cache.namespaces.get(live[place].namespace, {})) is not None
             if any(
                 whole == place or (whole.startswith(place) and (within or number == len(places) - 1))
+                for places in ways
                 for number, whole in enumerate(places)
             ):
                 chosen.add(place)
@@ -391,6 +392,16 @@ def _end(place: bytes, row: PinRow) -> int:
 def _place(step: Step) -> bytes:
     """Where the matching tokens of a step end."""
     return step.node.tree_key[: KEY_BYTES + 4 * step.use]
+
+
+def _places(namespace: bytes, tokens: bytes) -> list[bytes]:
+    """Of the blocks of a prompt (u32 LE), whether they are stored or not."""
+    found, parent = [], namespace
+    for start in range(0, len(tokens), BLOCK_BYTES):
+        part = tokens[start : start + BLOCK_BYTES]
+        found.append(parent + swap(part))
+        parent = block_key(parent, part)
+    return found
 
 
 def _last(

@@ -342,6 +342,21 @@ class TestInPart:
             assert max(house.cache.counters.evicted_warm, house.cache.counters.over_share) > 20
             assert house.known(LONG) == made.kept
 
+    @pytest.mark.parametrize("more", [0, 100])
+    def test_it_is_unpinned_by_its_prompt_though_its_end_is_not_there(
+        self, make: Callable[..., House], more: int
+    ) -> None:
+        """Or by a longer one."""
+        house = make(hot=24 * MIB, warm=8 * MIB)
+        house.cache.resize(3 * MIB)
+        house.save(LONG, SIZE)
+        pin(house, LONG)
+        house.reopen()
+        assert 0 < house.known(LONG) < len(LONG)
+        with pytest.raises(NotFoundError):
+            house.cache.pins.unpin(Unpin(0, house.namespace, to_le(LONG[:-1])))
+        assert len(house.cache.pins.unpin(Unpin(0, house.namespace, to_le([*LONG, *range(more)])))) == 1
+
     def test_the_rest_is_written_when_it_is_asked_again(self, make: Callable[..., House]) -> None:
         house = make(hot=24 * MIB, warm=8 * MIB)
         house.cache.resize(3 * MIB)

@@ -308,6 +308,23 @@ class TestFloor:
         assert disk.used() > 20 * MIB
         assert house.known([159] * 64 * 5) == 64 * 5
 
+    def test_little_room_under_a_large_budget_is_used(self, make: Callable[..., House]) -> None:
+        """Batches are as large as what there is room for allows, so that not all goes for one of them."""
+        house = make(hot=24 * MIB, warm=200 * MIB, min_free=100 * MIB)
+        disk = house.cache.disk
+        assert disk is not None
+        disk.free_bytes = lambda: 112 * MIB - disk.file_bytes()  # type: ignore[method-assign]
+        for number in range(60):
+            house.save([number] * 64 * (1 + number % 9), 50_000)
+            for hot in house.cache.hot.by_key.values():
+                if not hot.warm:
+                    house.cache.arena.view(hot.offset, 50_000)[:] = random.Random(hot.key).randbytes(50_000)
+            if number % 20 == 19:  # much at a time
+                house.cache.write(everything=True)
+        assert house.cache.warm_state == "ok"
+        assert disk.free_bytes() >= 100 * MIB
+        assert disk.used() > 5 * MIB
+
     def test_without_any_room_it_says_so(self, make: Callable[..., House]) -> None:
         house = make(hot=8 * MIB, warm=64 * MIB, min_free=100 * MIB)
         disk = house.cache.disk
