@@ -88,6 +88,13 @@ async def apply(request: web.Request) -> web.Response:
     explanation = record.explanation
     if explanation is None or not explanation.rule:
         raise RequestError("There is no rule that would help here.", param="id", code="no_rule")
+    newer = request.app[RECORDS].corrected(record)
+    if newer is not None:
+        raise RequestError(
+            f"By what was asked since then this rule is not the right one any more: see the request {newer.id}.",
+            param="id",
+            code="outdated",
+        )
     setting, app = explanation.setting or "on", explanation.app
     use = request.app.get(APPLY_RULE)
     if use is None:

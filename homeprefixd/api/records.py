@@ -288,6 +288,18 @@ class Records:
             return self.running[name]
         return next((record for record in reversed(self.recent) if record.id == name), None)
 
+    def corrected(self, record: Record) -> Record | None:
+        """A newer one of the same app that left its prompt at the same place for the same cause, and has another rule
+        for it, since more of the app's prompts were known then; None if there is none."""
+        old = record.explanation
+        for newer in reversed(self.recent):
+            new = newer.explanation
+            if newer.number <= record.number or old is None:
+                return None
+            if new is not None and (new.app, new.cause, new.place) == (old.app, old.cause, old.place) and new.rule:
+                return newer if (new.rule, new.setting) != (old.rule, old.setting) else None
+        return None
+
     def last_explained(self) -> Record | None:
         """The last one that lost something."""
         return next((record for record in reversed(self.recent) if record.cause), None)
@@ -321,7 +333,8 @@ class Records:
             app.worst = dearest.shown
             whole, of_it = _seconds(app.lost_s), _seconds(dearest.seconds)
             what = title(app.cause, next(iter(dearest.places)) if len(dearest.places) == 1 else "")
-            app.text = f"lost {whole} since {self._since()}, {'all' if of_it == whole else of_it} of it to {what}"
+            share = of_it if of_it != whole else "all" if dearest.seconds >= 0.95 * app.lost_s else "most"
+            app.text = f"lost {whole} since {self._since()}, {share} of it to {what}"
         return sorted(apps.values(), key=lambda app: -app.requests)
 
     def _since(self) -> str:

@@ -108,7 +108,7 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
             f" {GATE.get(gate['reason'], gate['reason'])}{read}{computed}"
         )
     if explanation is None:
-        return [*lines, "Nothing more is known of it: `records.explain` is off, or it has not ended."]
+        return [*lines, "Nothing more is known of it: `records.explain` is off, or it was refused, or has not ended."]
     lines += ["", explanation["text"]]
     if explanation["before"] or explanation["after"]:
         lines += [

@@ -312,6 +312,13 @@ def test_the_cause_that_costs_an_app_most() -> None:
     assert kept.apps()[0].text.endswith(", 48 s of it to a clock or date in the prompt")  # places do not agree
 
 
+def test_most_is_not_all() -> None:
+    kept = Records()
+    lose(kept, "clock", "clock", 0.26, "the system message")
+    lose(kept, "text", "changed_text", 0.08, "the system message")
+    assert ", most of it to a clock" in kept.apps()[0].text
+
+
 def test_what_an_app_lost_in_several_places_or_without_a_rule() -> None:
     kept = Records()
     for number in range(3):
@@ -356,9 +363,16 @@ async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -
     foreign = await client.post(path, headers={"Origin": "https://evil.example"})
     assert foreign.status == 403
     assert (await client.post("/cache/explain/nobody/apply")).status == 404
+    backend.script = script(msgspec.structs.replace(CLOCK, rule="move", setting="^It is now [^\\n]*$"))
+    newer = await ask(client)
+    outdated = await client.post(path)  # more is known of this app than when that was proposed
+    assert outdated.status == 400
+    assert newer in (await outdated.json())["error"]["message"]
+    assert (await client.post(f"/cache/explain/{newer}/apply")).status == 200
+    assert len(used) == 2
     backend.script = script(None)
     assert (await client.post(f"/cache/explain/{await ask(client)}/apply")).status == 400
-    assert len(used) == 1
+    assert len(used) == 2
 
 
 async def test_what_was_warmed_is_no_apps_and_no_savings(client: TestClient, backend: ScriptedBackend) -> None:
