@@ -6,7 +6,8 @@ its blocks. Knows no dialect.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import itertools
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ import msgspec
 from ..errors import RequestError
 from ..frames.worker import Constraint, Generate
 from . import fields
+
+_MOST_LOOKS = 100  # at parts of one function's parameters, for whether they are an object
 
 
 def joined(texts: Sequence[str]) -> str | None:
@@ -55,11 +58,36 @@ def check_parameters(where: str, schema: Any) -> None:
         return
     if not isinstance(schema, dict):
         raise RequestError(f"`{where}` must be object.", param=where, code="wrong_type")
+    if not _may_be_object(schema, schema, itertools.count()):
+        raise unsupported(where, f"`{where}` must be a JSON schema of an object: the parameters by name.")
+
+
+def _may_be_object(schema: Any, root: dict[str, Any], looks: Iterator[int]) -> bool:
+    """Whether it allows one as far as its types tell, where references and choices are not too many."""
+    if not isinstance(schema, dict) or next(looks) > _MOST_LOOKS:
+        return True
     kinds = schema.get("type", "object")
     values = [schema["const"]] if "const" in schema else schema.get("enum", [{}])
-    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
-    if not is_object or (isinstance(values, list) and not any(isinstance(value, dict) for value in values)):
-        raise unsupported(where, f"`{where}` must be a JSON schema of an object: the parameters by name.")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        return False
+    if isinstance(values, list) and not any(isinstance(value, dict) for value in values):
+        return False
+    must = schema.get("allOf", [])
+    may = [choice for key in ("anyOf", "oneOf") if isinstance(choice := schema.get(key), list) and choice]
+    parts = [*(must if isinstance(must, list) else []), _referred(schema.get("$ref"), root)]
+    return all(_may_be_object(part, root, looks) for part in parts) and all(
+        any(_may_be_object(part, root, looks) for part in choice) for choice in may
+    )
+
+
+def _referred(reference: Any, root: dict[str, Any]) -> Any:
+    """What `#/$defs/name` and the like name; None if that is not known here."""
+    at: Any = root
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    for name in reference[2:].split("/"):
+        at = at.get(name) if isinstance(at, dict) else None
+    return at
 
 
 def tool_call(ident: str | None, name: str, arguments: Any) -> dict[str, Any]:

@@ -116,6 +116,10 @@ NO_OBJECT: list[Any] = [
     {"type": "array", "maxItems": 0},
     {"enum": [1, "x"]},
     {"type": ["string", "null"]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}},
+    {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+    {"oneOf": [{"type": "array"}, {"const": None}]},
+    {"allOf": [{"type": "object"}, {"anyOf": [{"type": "array"}]}]},
 ]
 
 
@@ -137,7 +141,18 @@ async def test_parameters_are_those_of_an_object(client: TestClient, schema: Any
 
 
 @pytest.mark.parametrize(
-    "schema", [{}, {"type": ["null", "object"]}, {"anyOf": [{}]}, {"properties": {}}, {"enum": [1, {}]}], ids=str
+    "schema",
+    [
+        {},
+        {"type": ["null", "object"]},
+        {"anyOf": [{}]},
+        {"properties": {}},
+        {"enum": [1, {}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}},
+        {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        {"allOf": [{"$ref": "#"}] * 50},  # in circles
+    ],
+    ids=str,
 )
 async def test_whatever_may_be_an_object_is_taken(client: TestClient, schema: Any) -> None:
     for path, body, _ in with_parameters(schema)[:4]:
