@@ -380,8 +380,8 @@ def test_another_chats_reply_can_be_gone_on_from(serve: Serve, arch: str, strips
 def test_a_full_store_gives_nothing_wrong(serve: Serve, arch: str) -> None:
     house = serve(arch, hot=MIB // 2, warm=2 * MIB)
     reused = 0
-    for number in (*range(12), 11, 3, 11):
-        prompt = [*tokens(256, number), *tokens(9, 50 + number)]
+    for question, number in enumerate((*range(12), 11, 3, 11)):  # each question is new: reuse ends at a whole block
+        prompt = [*tokens(256, number), *tokens(9, 50 + question)]
         house.ask([*prompt[:256], 5])
         found = house.ask(prompt)
         reused += found.timings.cache_n == 256
