@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 for name in [name for name in os.environ if name.startswith("HOMEPREFIXD_")]:
     del os.environ[name]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell has put in the background: children too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
