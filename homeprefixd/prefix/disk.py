@@ -248,8 +248,9 @@ class Disk(DiskFile):
 
     @property
     def batch_bytes(self) -> int:
-        """As of the whole budget, of what there is room for now."""
-        return max(1 << 20, min(super().batch_bytes, self.limit_now() // 16))
+        """As of the whole budget, but of what `min_free` leaves of it: a batch must not take all that there is."""
+        whole, floor = super().batch_bytes, self._above_floor()
+        return whole if floor is None or floor >= self.limit else max(1 << 20, min(whole, floor // 16))
 
     def lacks(self, need: int) -> int:
         """Bytes that must go before `need` more bytes of payload fit the budget, with a reserve; at most 0 if none."""
@@ -259,9 +260,14 @@ class Disk(DiskFile):
     def limit_now(self) -> int:
         """The budget, or less where the disk has no more, or what it has is left to others."""
         limit = self.limit if self._ceiling is None else min(self.limit, self._ceiling)
-        if self._min_free:
-            limit = min(limit, self.file_bytes() + max(0, self.free_bytes() - self._min_free) - self._kept_free)
-        return limit
+        floor = self._above_floor()
+        return limit if floor is None else min(limit, floor)
+
+    def _above_floor(self) -> int | None:
+        """Bytes that the file may have, so that `min_free` stays free; None without such a bound."""
+        if not self._min_free:
+            return None
+        return self.file_bytes() + max(0, self.free_bytes() - self._min_free) - self._kept_free
 
     def keep_more_free(self) -> bool:
         """*Writer.* After GrowthError: the budget is less from now on, until the disk has room again. False: it is so
