@@ -86,6 +86,7 @@ _BESIDE_NOW = frozenset(
 )
 """Keys of an object that says what is so just now, and nothing else."""
 
+_FEW_WORDS = 4  # of such a value, at most
 _ISO_CLOCK = re.compile(rf"{_ISO}(?:[T ]{_TIME})?(?:{_ZONE})?", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d:\d")
 _MAY_BE_CLOCK = re.compile(rf"\d[:./-]\d|{_MONTH}", re.IGNORECASE)
@@ -150,7 +151,6 @@ def _is_text(value: str) -> bool:
     return len(value.split()) > _FEW_WORDS or INSTRUCTION.search(value) is not None
 
 
-_FEW_WORDS = 4
 _TOKEN_OF_NUMBERS = re.compile(rf"{_TIME}|{_DATE}", re.IGNORECASE)
 
 
