@@ -1,6 +1,7 @@
 """Anthropic's dialect, requests: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-`anthropic-version` and `anthropic-beta` are not looked at, nor are `cache_control` marks: everything is kept anyway.
+What `anthropic-version` and `anthropic-beta` say is not looked at, nor are `cache_control` marks: everything is kept
+anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..errors import ContextOverflowError, HomeprefixdError, RequestError
 from ..frames.worker import Constraint, Generate, Message, Sampling, TokenizeRequest
 from . import conversation, fields
 from . import reply_shapes as shape
-from .anthropic_reply import MessageWriter
+from .anthropic_reply import CLIENTS_HEADER, MessageWriter
 from .conversation import joined, missing, unsupported
 from .errors import json_response, read_body
 from .fields import Messages, Number, Parts, SamplingFields, Tools
@@ -317,7 +318,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     return json_response({"input_tokens": len(found.tokens)})
 
 
-ERROR_FORMS = {"/v1/messages": error_form}
+ERROR_FORMS = {"/v1/messages": error_form, CLIENTS_HEADER: error_form}
 
 
 def routes() -> list[web.RouteDef]:

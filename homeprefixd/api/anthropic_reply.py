@@ -20,6 +20,9 @@ from ..models.backend import Event
 from .errors import encode
 from .replies import Call, whole_calls
 
+CLIENTS_HEADER = "anthropic-version"
+"""All of Anthropic's clients send it, and no others: where dialects share a route, these get Anthropic's form."""
+
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "max_tokens"}
 
 

@@ -1,7 +1,7 @@
 """The edge where errors become replies: `{"error": {"message", "type", "param", "code"}}`, or what a dialect has.
 
 Knows the tree of errors and HTTP; knows nothing of dialects' requests. A dialect whose errors look different says so
-by the beginning of its paths (`ERROR_FORMS`).
+by the beginning of its paths, or by a header that only its clients send (`ERROR_FORMS`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ErrorForm = Callable[[HomeprefixdError], dict[str, Any]]
 """From an error to the object that a dialect's clients read."""
 
 ERROR_FORMS: web.AppKey[Mapping[str, ErrorForm]] = web.AppKey("error_forms")
-"""The beginning of a path -> its errors' form; all others have OpenAI's."""
+"""The beginning of a path (with its slash), or a header's name -> the errors' form; all others have OpenAI's."""
 
 INTERNAL = "Something went wrong inside homeprefixd; its log says what."
 
@@ -62,9 +62,12 @@ def openai_form(error: HomeprefixdError) -> dict[str, Any]:
 
 
 def form_of(request: web.Request) -> ErrorForm:
-    """How the errors of a request's route look."""
+    """How the errors look that this request's client reads."""
     forms = request.app.get(ERROR_FORMS, {})
-    return next((form for beginning, form in forms.items() if request.path.startswith(beginning)), openai_form)
+    for beginning, form in forms.items():
+        if request.path.startswith(beginning) if beginning.startswith("/") else beginning in request.headers:
+            return form
+    return openai_form
 
 
 def error_response(error: HomeprefixdError, form: ErrorForm = openai_form) -> web.Response:

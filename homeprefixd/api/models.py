@@ -19,7 +19,7 @@ from ..models.backend import Backend, KnownModel
 from . import fields, page
 from . import reply_shapes as shape
 from .access import is_stranger
-from .anthropic_reply import model_object, models_object
+from .anthropic_reply import CLIENTS_HEADER, model_object, models_object
 from .errors import json_response, read_body
 from .fields import Number
 from .keys import BACKEND, LAST_LOADS
@@ -28,9 +28,6 @@ from .operation import PLAIN, Operation, both
 from .origin import GUARD
 
 MAX_KEEP_ALIVE = 1e9  # s
-
-_ANTHROPIC = "anthropic-version"
-"""The header that all of Anthropic's clients send, and no other."""
 
 _STATUS = {"ok": "loaded", "loading": "loading", "unloaded": "unloaded", "error": "failed"}
 """As llama-server calls them."""
@@ -102,7 +99,7 @@ async def models(request: web.Request) -> web.Response:
     status = backend.status()
     if status.get("state") not in ("ok", "no model") and not any(model.info for model in known):
         raise _unavailable(status)
-    if _ANTHROPIC in request.headers:
+    if CLIENTS_HEADER in request.headers:
         return json_response(models_object([model_object(model.alias, model.created) for model in known]))
     return json_response({"object": "list", "data": [_model(model) for model in known]})
 
@@ -113,7 +110,7 @@ async def model(request: web.Request) -> web.Response:
     known = _known(request, backend.resolve(request.match_info["id"]))
     if known.info is None and known.state != "unloaded":
         raise _unavailable({"state": known.state, "reason": known.reason})
-    if _ANTHROPIC in request.headers:
+    if CLIENTS_HEADER in request.headers:
         return json_response(model_object(known.alias, known.created))
     return json_response(_model(known))
 

@@ -1,7 +1,7 @@
 """The rooms of the API: every module of this package that has routes. A new dialect is a new module, and nothing else.
 
 A room has `routes()`, `OPERATIONS` that describe them, and where its errors look different `ERROR_FORMS`: from the
-beginning of a path to their form.
+beginning of a path, or a header that only its clients send, to their form.
 """
 
 from __future__ import annotations

@@ -127,3 +127,7 @@ async def test_anthropics_clients_see_models_in_their_form(client: TestClient, b
     assert datetime.fromisoformat(first["created_at"]).timestamp() == created
     assert second["id"] == "folder/other"
     assert await (await client.get("/v1/models/demo", headers=header)).json() == first
+    missing = await client.get("/v1/models/none", headers=header)
+    assert missing.status == 404
+    shown = await missing.json()
+    assert (shown["type"], shown["error"]["type"]) == ("error", "not_found_error")
