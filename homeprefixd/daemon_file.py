@@ -26,23 +26,34 @@ class DaemonFile:
         self._path = directory / DAEMON_FILE
         self._content = {"pid": os.getpid(), "url": url} | ({"certificate": certificate} if certificate else {})
         self._written = False
+        self._failed = False
 
     def write(self) -> None:
-        """Where that is not possible it is logged, and commands need to be told the address."""
+        """Where that is not possible it is logged once; until `keep` has it written, commands need the address."""
         part = self._path.with_name(f"{DAEMON_FILE}.{os.getpid()}")
         try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(self._content, file)
-            part.replace(self._path)
-            self._written = True
+            try:
+                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                    json.dump(self._content, file)
+                part.replace(self._path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    part.unlink()
+                raise
         except OSError as error:
-            logger.warning("cannot write %s, so the commands need --url: %s", self._path, error.strerror)
+            if not self._failed:
+                logger.warning("cannot write %s, so the commands need --url: %s", self._path, error.strerror)
+            self._written, self._failed = False, True
+            return
+        if self._failed:
+            logger.info("%s is written now", self._path)
+        self._written, self._failed = True, False
 
     async def keep(self) -> None:
-        """Write it again once its directory is there again without it; until cancelled."""
+        """Write it again where that failed, or once its directory is there again without it; until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            if self._path.parent.is_dir() and not self._path.exists():
+            if self._path.parent.is_dir() and not (self._written and self._path.exists()):
                 self.write()
 
     def remove(self) -> None:
