@@ -43,6 +43,10 @@ class Mask:
         self._n_vocab = n_vocab
         self.ended = False
 
+    def copy(self) -> Mask:
+        """One that goes its own way from here."""
+        return Mask(self._matcher.deep_copy(), self._eog, self._eos, self._n_vocab)
+
     def sample(self, sampler: Sampler, context: Context, index: int, generated: int) -> int:
         """As `Sampler.sample`, among the tokens that may come next. Raises RequestError: there are none."""
         allowed = self._allowed()
@@ -84,7 +88,7 @@ class Constraints:
 
     def __init__(self, model: Model, probe: Probe) -> None:
         self._model, self._probe = model, probe
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[str, Mask] = OrderedDict()
         self._eog = np.array(sorted(model.eog), np.int64)
 
     @cached_property
@@ -109,14 +113,19 @@ class Constraints:
 
     def compile(self, grammar: str, param: str) -> Mask:
         """A mask at the grammar's start. `param`: the field to blame. Raises RequestError: it cannot be used."""
-        matcher = self._kept.get(grammar)
-        if matcher is None:
+        return self.compiled(grammar, param).copy()
+
+    def compiled(self, grammar: str, param: str) -> Mask:
+        """As `compile`, the one that is kept: it is there to be copied."""
+        mask = self._kept.get(grammar)
+        if mask is None:
             matcher = self._compile(grammar, param)
-            self._kept[grammar] = matcher
+            mask = Mask(matcher, self._eog, self._tokenizer.eos_token, self._model.n_vocab)
+            self._kept[grammar] = mask
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar)
-        return Mask(matcher.deep_copy(), self._eog, self._tokenizer.eos_token, self._model.n_vocab)
+        return mask
 
     def check(self, grammar: str) -> None:
         """Raises RequestError if it cannot be used. Nothing is kept."""

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ..channel import ChannelClosedError
 from ..chat.boundaries import boundaries
@@ -26,7 +27,7 @@ from ..frames.worker import (
     Tokenize,
     TokenizeRequest,
 )
-from ..lora import Space, choose
+from ..lora import Chosen, Space, choose
 from .account import Accountant
 from .bindings import Model
 from .failures import failure_of
@@ -38,7 +39,8 @@ from .sampling import Sampler, check_sampling, takes_long
 from .scheduler import Engine
 from .sequence import Request
 from .sequence import Sequence as RunningSequence
-from .shaping import Shaper, is_constrained
+from .shaping import Shaper
+from .turns import Turns
 
 _SUSPICIOUS = 16
 """Characters per token of context beyond which a prompt's length is looked at before it is tokenised."""
@@ -46,9 +48,22 @@ _SUSPICIOUS = 16
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A request with all but its form and its sampler."""
+
+    generate: Generate
+    arrived: float
+    rules: dict[str, int]  # of those that keep prompts stable: how often each was applied
+    text: str  # the prompt, "" where it has none
+    worded: Worded
+    points: tuple[tuple[int, str], ...]
+    lora: Chosen
+
+
 class Intake:
-    """One thread prepares requests in order, another those whose form or sampler may take seconds to be made.
-    `put` and `cancel` never wait for them.
+    """One thread prepares requests in order; those whose form or sampler may take seconds to be made go on to another,
+    where accounts take turns. `put` and `cancel` never wait for them.
 
     `ctx`: tokens that one request may use. `emit` may raise ChannelClosedError: the engine ends then.
     """
@@ -81,10 +96,10 @@ class Intake:
         self._queue: queue.SimpleQueue[tuple[Generate, float]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[str, bool] = {}  # rid of what is not queued in the engine yet: was it cancelled?
-        self._constrained: queue.SimpleQueue[tuple[Generate, float]] = queue.SimpleQueue()
+        self._turns: Turns[_Prepared] = Turns(shaper.is_known)
         self._threads = [
-            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
-            for name, work in (("intake", self._queue), ("constraints", self._constrained))
+            threading.Thread(target=self._run, name="intake", daemon=True),
+            threading.Thread(target=self._run_turns, name="constraints", daemon=True),
         ]
         self._conversions: queue.SimpleQueue[Conversion] = queue.SimpleQueue()
         self._converter = threading.Thread(target=self._run_conversions, name="conversions", daemon=True)
@@ -107,30 +122,69 @@ class Intake:
             )
             self._emit(failure_of(generate.rid, error))
             return
-        slow = is_constrained(generate) or takes_long(generate.sampling)
-        work = self._constrained if slow else self._queue
-        work.put((generate, time.perf_counter()))
+        self._queue.put((generate, time.perf_counter()))
 
     def cancel(self, rid: str) -> None:
         with self._lock:
             if rid in self._pending:
-                self._pending[rid] = True
+                if self._turns.drop(rid):  # nothing is made for nobody
+                    del self._pending[rid]
+                else:
+                    self._pending[rid] = True
                 return
         self._engine.cancel(rid)
 
-    def _run(self, work: queue.SimpleQueue[tuple[Generate, float]]) -> None:
+    def _run(self) -> None:
         while True:
-            generate, arrived = work.get()
-            try:
-                self._prepare(generate, arrived)
-            except ChannelClosedError:
-                self._engine.quit()
+            generate, arrived = self._queue.get()
+            if not self._attempt(generate.rid, functools.partial(self._begin, generate, arrived)):
                 return
-            finally:
+
+    def _run_turns(self) -> None:
+        while True:
+            prepared = self._turns.take()
+            began = time.monotonic()
+            if not self._attempt(prepared.generate.rid, functools.partial(self._queue_up, prepared)):
+                return
+            self._turns.spent(prepared.generate.client, time.monotonic() - began)
+
+    def _attempt(self, rid: str, step: Callable[[], bool]) -> bool:
+        """Do a step of a request's, which says whether this was the last one here. False: nobody listens any more."""
+        done = True
+        try:
+            try:
+                done = step()
+            except ChannelClosedError:
+                raise
+            except Exception as error:
+                if not isinstance(error, HomeprefixdError):
+                    logger.exception("request %s could not be prepared", rid)
+                self._emit(failure_of(rid, error))
+        except ChannelClosedError:
+            self._engine.quit()
+            return False
+        finally:
+            if done:
                 with self._lock:
-                    cancelled = self._pending.pop(generate.rid, False)
+                    cancelled = self._pending.pop(rid, False)
                 if cancelled:
-                    self._engine.cancel(generate.rid)
+                    self._engine.cancel(rid)
+        return True
+
+    def _begin(self, generate: Generate, arrived: float) -> bool:
+        """All that takes no long time; what does waits for its turn then."""
+        prepared = self._prepare(generate, arrived)
+        generate = prepared.generate
+        form = self._shaper.form(generate, prepared.text)
+        if takes_long(generate.sampling):
+            form = b""
+        elif not form or self._shaper.is_known(form):
+            return self._queue_up(prepared)
+        with self._lock:
+            if self._pending.get(generate.rid):
+                return True  # cancelled
+            self._turns.put(generate.rid, generate.client, form, prepared)
+        return False
 
     def convert(self, conversion: Conversion) -> None:
         """Text to tokens and the like, for its own sake. On a thread of its own: no prompt waits for it."""
@@ -186,29 +240,26 @@ class Intake:
                 tokens += self._model.tokenize(item, add_bos=add_bos, parse_special=wanted.parse_special)
         return tokens
 
-    def _prepare(self, generate: Generate, arrived: float) -> None:
-        try:
-            self._engine.check_room()
-            check_sampling(generate.sampling, self._model.n_vocab)
-            lora = choose(self._adapters, generate.lora)
-            generate, rules = self._stable(generate)
-            text, worded = self._prompt(generate, Space(generate.salt, lora))
-            tokens = worded.tokens
-            self._check_fit(len(tokens))
-            _check_told(generate, len(tokens))
-            points = self._points_of(generate, text, worded) if self._points else ()
-            reply = self._shaper.reply(generate, text)
-            sampler = None
-            if takes_long(generate.sampling):  # not while others are served
-                sampler = Sampler(self._model, generate.sampling, self._ctx)
-                sampler.accept_prompt(tokens)
-        except ChannelClosedError:
-            raise
-        except Exception as error:
-            if not isinstance(error, HomeprefixdError):
-                logger.exception("request %s could not be prepared", generate.rid)
-            self._emit(failure_of(generate.rid, error))
-            return
+    def _prepare(self, generate: Generate, arrived: float) -> _Prepared:
+        self._engine.check_room()
+        check_sampling(generate.sampling, self._model.n_vocab)
+        lora = choose(self._adapters, generate.lora)
+        generate, rules = self._stable(generate)
+        text, worded = self._prompt(generate, Space(generate.salt, lora))
+        self._check_fit(len(worded.tokens))
+        _check_told(generate, len(worded.tokens))
+        points = self._points_of(generate, text, worded) if self._points else ()
+        return _Prepared(generate, arrived, rules, text, worded, points, lora)
+
+    def _queue_up(self, prepared: _Prepared) -> bool:
+        """Make its form and, not while others are served, its sampler; then the engine has it."""
+        self._engine.check_room()  # it may have waited
+        generate, tokens = prepared.generate, prepared.worded.tokens
+        reply = self._shaper.reply(generate, prepared.text)
+        sampler = None
+        if takes_long(generate.sampling):
+            sampler = Sampler(self._model, generate.sampling, self._ctx)
+            sampler.accept_prompt(tokens)
         request = Request(
             rid=generate.rid,
             tokens=tokens,
@@ -218,12 +269,12 @@ class Intake:
             stream=generate.stream,
             cache=generate.cache,
             salt=generate.salt,
-            arrived=arrived,
+            arrived=prepared.arrived,
             priority=generate.priority,
             client=generate.client,
-            points=points,
-            worded=worded if text and self._replay is not None else None,
-            lora=lora,
+            points=prepared.points,
+            worded=prepared.worded if prepared.text and self._replay is not None else None,
+            lora=prepared.lora,
         )
         self._emit(Accepted(rid=generate.rid, prompt_n=len(tokens)))
         sequence = RunningSequence(request, list(tokens), TextStream(generate.stop), sampler=sampler, reply=reply)
@@ -232,7 +283,8 @@ class Intake:
             sequence.prompt_logprobs = PromptLogprobs(tokens, generate.prompt_logprobs, piece)
         self._engine.submit(sequence)
         if self._accountant is not None:
-            self._accountant.take(generate, tokens, rules, lora, worded.replayed)
+            self._accountant.take(generate, tokens, prepared.rules, prepared.lora, prepared.worded.replayed)
+        return True
 
     def _prompt(self, generate: Generate, space: Space) -> tuple[str, Worded]:
         """As text ("" where it was given as tokens, or has a gap to fill) and as tokens."""

@@ -1,18 +1,23 @@
 """What a request asks of its reply beyond text, made ready before it is queued: its form, and how it is split.
 
 Belongs to the threads of `intake.py`; a constraint is compiled here, so only those that may wait for it call `reply`
-with one.
+with one that is not known.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import secrets
 import string
+import threading
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from ..chat.forcing import answer_grammar, calls_grammar, forced_functions, tool_functions
 from ..chat.layout import Layout
@@ -24,6 +29,7 @@ from .blaming import REFUSED, Blame
 from .constraint import MAX_GRAMMAR, Constraints, Mask, check_size
 from .emission import Reply
 from .gbnf import translate
+from .known_forms import KnownForms
 
 _ID_LETTERS = string.ascii_letters + string.digits
 _NO_GRAMMAR = frozenset(
@@ -72,6 +78,8 @@ class Shaper:
     def __init__(self, model: Model, layout: Layout, constraints: Constraints) -> None:
         self._model, self._layout, self._constraints = model, layout, constraints
         self._blame = Blame(constraints)
+        self._known = KnownForms()
+        self._compiling = threading.Lock()  # what compiles belongs to one thread at a time
 
     @cached_property
     def _shown(self) -> frozenset[int]:
@@ -79,13 +87,38 @@ class Shaper:
         tokens = (self._constraints.control_token(marker) for marker in self._layout.markers)
         return frozenset(token for token in tokens if token is not None)
 
+    def form(self, generate: Generate, prompt: str) -> bytes:
+        """What its mask is made of, as a digest; b"" if it has none. `prompt`: as for `reply`."""
+        if not is_constrained(generate):
+            return b""
+        made_of = (
+            generate.messages is None,
+            self._is_opened(generate, prompt),
+            generate.constraint,
+            generate.tool_choice,
+            generate.parallel_tool_calls,
+            generate.tools,
+            generate.allowed_tools,
+            generate.strict_tools,
+        )
+        return hashlib.sha256(msgspec.msgpack.encode(made_of)).digest()
+
+    def is_known(self, form: bytes) -> bool:
+        """Was it compiled or refused before? Then `reply` takes no time."""
+        return form in self._known
+
+    def _is_opened(self, generate: Generate, prompt: str) -> bool:
+        """Does the prompt end within the thoughts?"""
+        thoughts = self._layout.thoughts if generate.messages is not None else None
+        return thoughts is not None and prompt.rstrip().endswith(thoughts[0].strip())
+
     def reply(self, generate: Generate, prompt: str) -> Reply | None:
         """None where text is all that is wanted. `prompt`: as text, "" where it was given as tokens.
 
         Raises RequestError, UnavailableError.
         """
         if generate.messages is None:
-            mask = self._mask(generate, None, False)
+            mask = self._mask(generate, None, prompt)
             if mask is None and generate.logprobs < 0:
                 return None
             return Reply(self._model, mask, None, frozenset(), generate.logprobs)
@@ -94,15 +127,14 @@ class Shaper:
         callable_tools = _callable(generate)
         if generate.tool_choice not in ("auto", "none") and layout.calls in _NO_GRAMMAR:
             layout = Layout("generic", layout.thoughts)
-        opened = layout.thoughts is not None and prompt.rstrip().endswith(layout.thoughts[0].strip())
-        mask = self._mask(generate, layout, opened)
+        mask = self._mask(generate, layout, prompt)
         parser = None
         if calls or layout.thoughts is not None or layout.calls in ("harmony", "functionary"):
             parser = ReplyParser(
                 layout,
                 tools=tool_functions(callable_tools),
                 only=generate.allowed_tools is not None,
-                opened=opened,
+                opened=self._is_opened(generate, prompt),
                 calls=calls,
                 parallel=generate.parallel_tool_calls and not generate.tool_choice.startswith("="),
                 new_id=self._new_id,
@@ -117,9 +149,27 @@ class Shaper:
             return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
-    def _mask(self, generate: Generate, layout: Layout | None, opened: bool) -> Mask | None:
+    def _mask(self, generate: Generate, layout: Layout | None, prompt: str) -> Mask | None:
         if not is_constrained(generate):
             return None
+        form = self.form(generate, prompt)
+        known = self._known.get(form)
+        if known is None:
+            with self._compiling:
+                began = time.monotonic()
+                try:
+                    known = self._compiled(generate, layout, self._is_opened(generate, prompt))
+                except RequestError as error:
+                    self._known.add(form, error, time.monotonic() - began)
+                    raise
+                self._known.add(form, known, time.monotonic() - began)
+            return known.copy()
+        if isinstance(known, RequestError):
+            raise known
+        return known
+
+    def _compiled(self, generate: Generate, layout: Layout | None, opened: bool) -> Mask:
+        """A mask to be copied. Raises RequestError."""
         mark = self._constraints.mark
         if generate.tool_choice not in ("auto", "none"):
             if layout is None:
@@ -150,7 +200,7 @@ class Shaper:
                     lambda text: translate(text, self._constraints.token),
                     callable_functions,
                 )
-                return self._constraints.compile(grammar, param)
+                return self._constraints.compiled(grammar, param)
 
         try:
             return mask(functions)
@@ -176,7 +226,7 @@ class Shaper:
 
         def mask(functions: dict[str, dict[str, Any]]) -> Mask:
             grammar = calls_grammar(layout, functions, single, opened, self._constraints.mark)
-            return self._constraints.compile(grammar, "tools")
+            return self._constraints.compiled(grammar, "tools")
 
         try:
             return mask(functions)

@@ -26,22 +26,38 @@ def head_start(priority: str) -> float:
     return _CLASSES.get(priority, 0.0)
 
 
+class Use:
+    """What each client has used of something of late. `now` in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, tuple[float, float]] = {}  # client -> how much, when
+
+    def count(self, client: str, amount: float, now: float) -> None:
+        """Note that it used so much more."""
+        self._used[client] = (self.of(client, now) + amount, now)
+        if len(self._used) > 1000:
+            self._used = {name: used for name, used in self._used.items() if now - used[1] < 10 * _HALF_LIFE}
+
+    def of(self, client: str, now: float) -> float:
+        """How much of it still counts."""
+        used, when = self._used.get(client, (0.0, now))
+        return float(used * 0.5 ** (max(0.0, now - when) / _HALF_LIFE))
+
+
 class Shares:
     """What each client has used of late, and how long a request takes. `now` in seconds of one clock."""
 
     def __init__(self) -> None:
-        self._used: dict[str, tuple[float, float]] = {}  # client -> weighted tokens, when
+        self._tokens = Use()  # weighted
         self._service = 0.0
 
     def count(self, client: str, *, prefilled: int = 0, generated: int = 0, now: float) -> None:
         """Note tokens that were computed for a client."""
-        self._used[client] = (self._left(client, now) + prefilled + _DECODE_WEIGHT * generated, now)
-        if len(self._used) > 1000:
-            self._used = {name: used for name, used in self._used.items() if now - used[1] < 10 * _HALF_LIFE}
+        self._tokens.count(client, prefilled + _DECODE_WEIGHT * generated, now)
 
     def behind(self, client: str, now: float) -> float:
         """Tokens by which a client is set back against one that has used nothing."""
-        return min(_MOST_BEHIND, self._left(client, now))
+        return min(_MOST_BEHIND, self._tokens.of(client, now))
 
     def served(self, seconds: float) -> None:
         """Note how long a request took from its admission to its end."""
@@ -50,7 +66,3 @@ class Shares:
     def retry_after(self, waiting: int, parallel: int) -> int:
         """Seconds until one of `waiting` requests will have been served, as far as the last ones tell; at least 1."""
         return max(1, min(600, math.ceil(self._service * (waiting + 1) / max(1, parallel))))
-
-    def _left(self, client: str, now: float) -> float:
-        used, when = self._used.get(client, (0.0, now))
-        return float(used * 0.5 ** (max(0.0, now - when) / _HALF_LIFE))
