@@ -184,7 +184,8 @@ class ResponseWriter:
             case Delta():
                 return self._delta(event)
             case Finished():
-                data = self._close(_is_cut(event))
+                data = b"" if self._items else self._begin(_Message, "msg", _text_part(""))
+                data += self._close(_is_cut(event))
                 response = self._ended(event)
                 return data + self._event(f"response.{response['status']}", response=response)
             case _:
@@ -272,7 +273,7 @@ class ResponseWriter:
         calls, text = settled(finished)
         if finished.reasoning:
             self._new(_Thought, "rs").text = finished.reasoning
-        if text or not calls:
+        if text or not (calls or finished.reasoning):
             self._new(_Message, "msg").text = text
         for call in calls:
             self._new_call(call)

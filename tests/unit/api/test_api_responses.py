@@ -145,6 +145,25 @@ async def test_a_reply_that_was_cut_short_is_incomplete(client: TestClient, back
     assert (done["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
 
 
+@pytest.mark.parametrize(("thought", "kind"), [("A lamp", "reasoning"), ("", "message")])
+async def test_a_reply_without_text_has_the_same_items_streamed_and_not(
+    client: TestClient, backend: ScriptedBackend, thought: str, kind: str
+) -> None:
+    thoughts = [Delta("", "", 1, reasoning=thought)] if thought else []
+    for reason, status in (("length", "incomplete"), ("stop", "completed")):
+        backend.script = [Accepted("", 100), *thoughts, Finished("", reason, "", None, TIMINGS)]
+        found = await events(client, body())
+        assert found[-1]["type"] == f"response.{status}"
+        streamed = found[-1]["response"]
+        whole = await (await client.post(PATH, json=body())).json()
+        for response in (streamed, whole):
+            assert [(item["type"], item["status"]) for item in response["output"]] == [(kind, status)]
+            assert response["incomplete_details"] == ({"reason": "max_output_tokens"} if reason == "length" else None)
+        done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+        assert done == streamed["output"]
+        assert whole["output"] == [{**done[0], "id": whole["output"][0]["id"]}]
+
+
 @pytest.mark.parametrize(("reason", "told"), [("stop", "incomplete_tool_call"), ("length", "max_output_tokens")])
 async def test_a_call_that_broke_off_is_never_done(
     client: TestClient, backend: ScriptedBackend, reason: Any, told: str
