@@ -47,11 +47,15 @@ _TRIED = 2048  # characters of a system message, from the line that changes on, 
 
 _SUFFIX = r"(?:st|nd|rd|th|er|am|pm|AM|PM|h)"
 _TOKEN = re.compile(
-    rf"(?P<number>\d(?:[\d.,:/]*\d)?{_SUFFIX}?(?![A-Za-z0-9_])"
+    rf"(?P<number>(?:(?<![^\s:=(])[-+−])?\d(?:[\d.,:/]*\d)?{_SUFFIX}?(?:(?![A-Za-z0-9_])|(?=[AaPp]\.))"
     r"|\d{4}-\d{2}-\d{2}(?:[T_]\d{2}[:.h]?\d{2}(?:[:.]?\d{2}(?:[.,]\d+)?)?)?(?:Z|[+-]\d{2}:?\d{2})?(?![\w-]))"
+    r"|(?P<half>(?<=\d)\s?[AaPp](?:[Mm](?![^\W_])|\.\s?[Mm]\.))"
     r"|(?P<id>(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{3,}={0,2}|[0-9a-fA-F]{4,}(?:-[0-9a-fA-F]{4,})+)"
     r"|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)*)|(?P<other>\s+|.)"
 )
+_HALF = r"\s?[AaPp](?:[Mm]|\.\s?[Mm]\.)"
+"""Of the day: a rule that was learnt in the morning is for the afternoon, too."""
+
 _ID = r"[\w=-]{2,80}"
 _LABEL = re.compile(
     r"[#*\-\s]{0,4}(?:(?:the|this|my|our|current(?:ly)?|now|nearest|last|user'?s?|your|device'?s?|active|outside|inside"
@@ -64,6 +68,9 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 """What a text that changes is announced by, if it may be moved: what it is, not what to do."""
+
+_LABELLED = re.compile(r"[^\W\d_][\"'*)\]]{0,3}\s?[:=]?\s{0,2}$")
+"""What stands before a number that is a value: a word."""
 
 _GOES_ON_BEHIND = re.compile(r"[,;:–—]\s*[^\W\d_]|\([^()]*\)\s*[^\s.!。]")
 """More is said behind the last value: `from 06:32 on, whisper`."""
@@ -82,6 +89,16 @@ _VALUE = rf"[^\s.!?;]{{1,30}}(?: [^\s.!?;]{{1,30}}){{0,{_MOST_VALUE_WORDS - 1}}}
 class Proposal(NamedTuple):
     rule: str = ""  # of StableRules; "": none helps
     setting: str = "on"  # "on", or a regular expression
+
+
+DROP_BILLING_LINE = "drop_billing_line"
+
+
+def dropping(before: str, after: str, place: int) -> tuple[Proposal, ...]:
+    """How to drop a billing line that differs at `place` (in both), if it stands where the rule drops it."""
+    left, count = stable.drop_billing_line(after)
+    drops = count and stable.drop_billing_line(before)[1] and place <= len(after) - len(left)
+    return (Proposal(DROP_BILLING_LINE),) if drops else ()
 
 
 def moving(before: str, after: str, place: int) -> Iterator[Proposal]:
@@ -183,7 +200,10 @@ def _with_slots(before: str, after: str, cause: str) -> str:
         kinds = {x.lastgroup, y.lastgroup}
         same = x[0] == y[0]
         if kinds == {"number"} and (not same or cause == "clock"):
-            parts.append(_number(x[0] + y[0]))
+            counted = cause != "clock" and _LABELLED.search(after[: y.start()]) is not None
+            parts.append(_number(x[0] + y[0], any_value=counted))
+        elif kinds == {"half"} and (not same or cause == "clock"):
+            parts.append(_HALF)
         elif kinds == {"word"} and same and y.start() in dated:
             parts.append(_word(x[0], y[0]))
         elif same:
@@ -208,13 +228,18 @@ def _word(*seen: str) -> str:
     return r"[A-Z][^\W\d_]{1,15}" if all("A" <= word[0] <= "Z" for word in seen) else r"[^\W\d_]{1,16}"
 
 
-def _number(seen: str) -> str:
-    """What finds numbers, or dates in numbers, of the form of those that were seen."""
+def _number(seen: str, *, any_value: bool = False) -> str:
+    """What finds numbers, or dates in numbers, of the form of those that were seen. `any_value`: they are of something
+    measured or counted, which may get a fraction, or fall below 0.
+    """
+    if any_value and seen.isdecimal():
+        return r"[-+−]?\d{1,12}(?:[.,]\d{1,12})?"
     if seen.isdecimal():
         return r"\d{1,12}"
     letters = {char for char in seen if char.isalpha()}
     digits = r"[\d.,:/T Z+-]{1,40}" if letters & {"T", "Z"} else r"[\d.,:/-]{1,24}"
-    return digits.replace(" ", "") + (r"\w{0,2}" if letters - {"T", "Z"} else "")
+    sign = "[-+−]?" if any_value or not seen.isascii() or "+" in seen else ""
+    return sign + digits.replace(" ", "") + (r"\w{0,2}" if letters - {"T", "Z"} else "")
 
 
 def _behind_label(before: str, after: str) -> str:
