@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from ..chat import stable
 from ..chat.instructions import INSTRUCTION
+from ..chat.volatile_lines import ZONE
 from ..expressions import UnfitError
 from ..frames.worker import StableRules
 from .prompt import common_length
-from .volatile import STATES, date_words, volatile
+from .volatile import STATES, clocks, date_words, volatile
 
 _LONGEST = 160  # characters of a line or sentence that is moved
 _MOST_WORDS = {"clock": 16}
@@ -75,7 +76,16 @@ _LABELLED = re.compile(r"[^\W\d_][\"'*)\]]{0,3}\s?[:=]?\s{0,2}$")
 _GOES_ON_BEHIND = re.compile(r"[,;:–—]\s*[^\W\d_]|\([^()]*\)\s*[^\s.!。]")
 """More is said behind the last value: `from 06:32 on, whisper`."""
 
-_MOST_BEHIND = 3  # words behind a time: `21:43 o'clock in Vienna`
+_LETTER = re.compile(r"[^\W\d_]")
+_OF_CLOCK = re.compile(
+    rf"^[^\W\da-z_]{{1,4}}|\b(?:o['’]clock|uhr|hours?|h|(?:local\s)?time|now|jetzt|tz|time\s?zone|(?-i:in\s[A-Z][\w-]+))\b|{ZONE}",
+    re.IGNORECASE,
+)
+"""What may stand behind one: a suffix where words are not parted, a unit, a zone, or a place for it."""
+
+_TIME_OF_DAY = re.compile(r"\d\s?(?:[:h時时点시]|[ap]\.?m)", re.IGNORECASE)
+_OFFSET = re.compile(r"(?:(?:(?:utc|gmt)\s?|(?<=\d\s))[-−]|\+)(?:0?\d|1[0-4])(?::?[0-5]\d)?$", re.IGNORECASE)
+"""Of a zone."""
 
 _MOST_VALUE_WORDS = 5  # more are a sentence, of which nobody knows what it will say
 _IN_SENTENCES = re.compile(
@@ -195,7 +205,7 @@ def _with_slots(before: str, after: str, cause: str) -> str:
     is_date = bool(dated) or any(token.lastgroup == "number" for token in new)
     parts: list[str] = []
     head: str | None = None  # what stands before the first value
-    end = 0  # of the last one
+    end, last = 0, ""  # of the last one, and what finds it
     for x, y in zip(old, new, strict=True):
         kinds = {x.lastgroup, y.lastgroup}
         same = x[0] == y[0]
@@ -216,11 +226,43 @@ def _with_slots(before: str, after: str, cause: str) -> str:
         else:
             return ""
         head = after[: y.start()] if head is None else head
-        end = y.end()
-    tail = after[end:]
-    if _GOES_ON_BEHIND.search(tail) or (cause == "clock" and len(re.findall(r"[^\W\d_]+", tail)) > _MOST_BEHIND):
+        end, last = y.end(), parts[-1]
+    if _GOES_ON_BEHIND.search(after[end:]):
+        return ""
+    if cause == "clock" and (_says_more(after, end) or _has_constant(old, new, after)):
+        return ""
+    if last == _ID and _LETTER.search(after[end:]):
         return ""
     return "".join(parts) if head and (sum(map(str.isalpha, head)) >= _SHORTEST_HEAD or not head.isascii()) else ""
+
+
+def _says_more(text: str, end: int) -> bool:
+    """Is there text behind a clock of which the last value ends there, and is it neither date nor zone? Then it is no
+    value: `21:43 - quiet hours`.
+    """
+    spans = list(clocks(text))
+    end = max([end, *(span.stop for span in spans if span.start < end <= span.stop)])
+    of_clock = {at for span in spans for at in range(span.start, span.stop)}
+    left = "".join(" " if at in of_clock else text[at] for at in range(end, len(text)))
+    return _LETTER.search(_OF_CLOCK.sub(" ", left)) is not None
+
+
+def _has_constant(old: list[re.Match[str]], new: list[re.Match[str]], text: str) -> bool:
+    """Is there a number beside a clock that stays the same, and is neither of that clock nor a date or a zone? What it
+    says is not of now: `It is 21:43 and the target is 20 degrees.`
+    """
+    same = [y for x, y in zip(old, new, strict=True) if x[0] == y[0] and y.lastgroup in ("number", "id")]
+    changed = [y.start() for x, y in zip(old, new, strict=True) if x[0] != y[0]]
+    spans = [
+        span
+        for span in clocks(text)
+        if any(span.start <= at < span.stop for at in changed) or _TIME_OF_DAY.search(text[span]) is None
+    ]
+    return any(
+        not any(span.start <= token.start() < span.stop for span in spans)
+        and _OFFSET.search(text[: token.end()]) is None
+        for token in same
+    )
 
 
 def _word(*seen: str) -> str:

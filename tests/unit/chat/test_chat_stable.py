@@ -435,6 +435,7 @@ def test_a_slow_expression_of_one_app_is_off_for_that_one(caplog: pytest.LogCapt
         "Today: guests at 18:00, be polite",
         "Today: 18:30",
         "Time limit: 30:00",
+        "Time: 21:15 quiet/whisper",  # no zone
         "Time: 45:00",
         "Time of day: evening",
         "Today is the 30 November deadline",

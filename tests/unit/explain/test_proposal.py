@@ -329,6 +329,67 @@ def test_nothing_is_proposed_for_later_system_messages() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "It is {} and the heating target is 20 degrees.",
+        "It is {}, mode 2.",
+        "As of {} the door code is 4711.",
+        "Door code 4711, time {}.",
+        "Kids sleep 20:30-06:30, now {}",
+        "Quiet hours: 22:00-{}",
+        "It is {} - quiet hours.",
+        "It's {} now; quiet hours.",
+        "It is {} in quiet mode",
+        "Time: {} (whisper)",
+        "Time: {} / whisper",
+        "Time: {} | whisper",
+        "Time: {} quiet/whisper",
+        "Time: {} → whisper",
+    ],
+)
+def test_a_line_that_says_more_than_the_time_has_no_rule(line: str) -> None:
+    assert proposed(line.format("21:43"), line.format("22:17")) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Session {} formal French two sentences",
+        "Session {} French",
+        "Trace {} (formal French)",
+        "session={} lang=fr",
+    ],
+)
+def test_a_line_that_says_more_than_an_id_has_no_rule(line: str) -> None:
+    assert proposed(line.format("a91f03bc"), line.format("77be01aa")) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "House clock: {}",
+        "House clock: {} CET",
+        "House clock: {} (UTC+01:00)",
+        "House clock: {} +01:00",
+        "House clock: {} -05:00",
+        "House clock: {} Europe/Vienna",
+        "House clock: {}, Monday, 30 November 2026",
+        "The house clock shows {} o'clock on Monday, 30.11.2026.",
+        "The clock shows {} in Vienna.",
+        "Hausuhr: {} Uhr",
+        "clock={} tz=CET",
+        "現在時刻は{}です",
+        "Nyt on maanantai 30. marraskuuta 2026, kello {}",
+        "[Nora @ {}]",
+    ],
+)
+def test_a_clock_may_have_a_date_and_a_zone(line: str) -> None:
+    found = proposed(line.format("21:43"), line.format("22:17"))
+    assert found.rule == "move"
+    assert re.search(found.setting, line.format("08:05"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
     ("line", "seen", "later"),
     [
         ("House clock: {}", ("9:12 AM", "9:41 AM"), ("1:05 PM", "11:59 pm")),
