@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,8 +22,14 @@ from ..expressions import Expression, UnfitError, joined
 from ..frames.worker import TOO_SLOW, Generate, Message, StableRules
 from .volatile_lines import MOST_LINES, volatile_lines
 
-_BILLING = re.compile(r"^[^\S\n]*x-[\w-]*billing[\w-]*:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
-"""A coding agent's header line in the system message: its version, and a number that is new with each request."""
+BILLING_HEADER = re.compile(
+    r"\bx-(?:[\w-]+-)?billing-header:(?:[^\S\n]*[\w.-]+=[^\s;]*[^\S\n]*(?:;|(?=\n|\Z)))+", re.IGNORECASE
+)
+"""A coding agent's header: items such as its version, and a number that is new with each request. What else is said of
+billing is somebody's text.
+"""
+
+_BILLING_LINE = re.compile(rf"\s*{BILLING_HEADER.pattern}[^\S\n]*(?:\n+|\Z)", re.IGNORECASE)
 
 _HEAD = "Current values:"
 
@@ -116,7 +122,9 @@ def apply(
     rules = for_client(rules, generate.client)
     messages, tools = list(generate.messages), generate.tools
     if rules.drop_billing_line:
-        messages = _each_system(messages, drop_billing_line, counts, "drop_billing_line", emptied=False)
+        first = leading(messages)
+        head = _each_system(messages[:first], drop_billing_line, counts, "drop_billing_line", emptied=False)
+        messages = head + messages[first:]
     left_out = {name: "" for name in ("custom", "move") if getattr(rules, name) in off}
     rules = msgspec.structs.replace(rules, **left_out)
     share = TIME_LIMIT / max(1, bool(rules.custom) + bool(rules.move))
@@ -175,16 +183,24 @@ def _each_system(
     return changed
 
 
+def leading(messages: Sequence[Message]) -> int:
+    """How many system messages come before all others: what an app says of itself. Later ones are of their place."""
+    return next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
+
+
 def drop_billing_line(text: str) -> tuple[str, int]:
-    """The text without lines of a vendor's billing, and how many there were."""
-    left, count = _BILLING.subn("", text)
-    return left.lstrip("\n") if count and _BILLING.match(text) else left, count
+    """The text without the lines of a vendor's billing that it begins with, and how many there were."""
+    at = count = 0
+    while (found := _BILLING_LINE.match(text, at)) is not None:
+        at, count = found.end(), count + 1
+    return text[at:], count
 
 
 def move_lines(
     messages: list[Message], rules: StableRules, counts: Counter[str], limit: float = TIME_LIMIT
 ) -> list[Message]:
-    """What changes from request to request goes from system messages to the beginning of the last user message.
+    """What changes from request to request goes from the leading system messages to the beginning of the last user
+    message; where an app says anew what changes later in the chat, to that of the last one before it.
 
     `limit`: seconds that the expression may take; if it takes more, what it finds stays where it is.
     """
@@ -203,24 +219,34 @@ def _move_lines(
     messages: list[Message], expression: Expression | None, volatile: bool, counts: Counter[str]
 ) -> list[Message]:
     """Raises UnfitError."""
-    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
-    if last < 0:
-        return messages
+    first = leading(messages)
     moved: list[str] = []
     changed: list[Message] = []
-    for message in messages:
-        if message.role == "system" and message.content:
-            text, found = _taken_out(message.content, expression, volatile, counts)
-            if found:
-                moved += found
-                message = msgspec.structs.replace(message, content=text)
-        changed.append(message)
-    if not moved:
+    rules: Counter[str] = Counter()
+    for message in messages[:first]:
+        text, found = _taken_out(message.content or "", expression, volatile, rules)
+        moved += found
+        changed.append(msgspec.structs.replace(message, content=text) if found else message)
+    until = first
+    while moved and until < len(messages) and not _says_anew(messages[until], expression, volatile):
+        until += 1
+    last = max((i for i in range(first, until) if messages[i].role == "user"), default=-1)
+    if last < 0 or not moved:
         return messages
-    asked = changed[last]
+    counts.update(rules)
+    asked = messages[last]
     text = "\n".join([_HEAD, *moved, "", asked.content or ""])
-    changed[last] = msgspec.structs.replace(asked, content=text)
-    return changed
+    asked = msgspec.structs.replace(asked, content=text)
+    # One is left, though empty: without any, templates write a system message of their own.
+    changed = [message for message in changed if message.content] or changed[:1]
+    return [*changed, *messages[first:last], asked, *messages[last + 1 :]]
+
+
+def _says_anew(message: Message, expression: Expression | None, volatile: bool) -> bool:
+    """Whether a message has lines of its own that the rules know: behind it, what was moved from the front is past."""
+    if message.role != "system" or not message.content:
+        return False
+    return bool(_taken_out(message.content, expression, volatile, Counter())[1])
 
 
 def moved_lines(content: str) -> str:
@@ -249,10 +275,25 @@ def _taken_out(
         if 0 < len(found) <= MOST_LINES:
             counts[name] += len(found)
             moved += [content[start:end].strip() for start, end in found]
-            ends = [0, *(end for _, end in found)]
-            kept = [content[at:start] for at, (start, _) in zip(ends, found, strict=False)]
-            content = re.sub(r"\n{3,}", "\n\n", "".join([*kept, content[ends[-1] :]]).strip("\n"))
+            content = _without(content, found)
     return content, moved
+
+
+def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """The text without these, of which there is one at least. Where one was, two line ends are left at most, and none
+    at the beginning or the end of the text; all else is as it was.
+    """
+    left = text[: spans[0][0]]
+    for (_, end), (start, _) in zip(spans, [*spans[1:], (len(text), 0)], strict=True):
+        piece = text[end:start]
+        behind = piece.lstrip("\n")
+        if not behind:
+            left += piece
+            continue
+        before = left.rstrip("\n")
+        ends = len(left) - len(before) + len(piece) - len(behind)
+        left = before + "\n" * min(ends, 2) * bool(before) + behind
+    return left if text[spans[-1][1] :].strip("\n") else left.rstrip("\n")
 
 
 def sort_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

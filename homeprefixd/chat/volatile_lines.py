@@ -41,16 +41,16 @@ _DATE = (
     rf"{_ISO}(?![\d-])|\d{{4}}/\d{{1,2}}/\d{{1,2}}(?!\d)|\d{{1,2}}[./]\d{{1,2}}[./]\d{{2,4}}(?!\d)"
     rf"|{_MONTH}\.?\s+\d{{1,2}}(?:st|nd|rd|th)?\b(?!:)|\d{{1,2}}(?:st|nd|rd|th)?\.?\s+(?:of\s+)?{_MONTH}\b"
 )
-_ZONE = (
+ZONE = (  # without regard to case
     r"(?:(?:utc|gmt)\s?[+-]|\+|(?<=:\d\d:\d\d)-)(?:0?\d|1[0-4])(?::?[0-5]\d)?(?!\d)|z(?![a-z])"
-    r"|\b(?:utc|gmt|bst|ce?s?t|[aecmp][sd]t|[aecmp]t)\b|\b[A-Z][a-z]+/[A-Z][A-Za-z_]+\b"
+    r"|\b(?:utc|gmt|bst|ce?s?t|[aecmp][sd]t|[aecmp]t)\b|(?-i:\b[A-Z][a-z]+/[A-Z][A-Za-z_]+\b)"
 )
 _WEEKDAY = (
     r"\b(?:(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
     r"|montag|dienstag|mittwoch|donnerstag|freitag|samstag|sonnabend|sonntag)\b"
 )
 _TOKEN = re.compile(
-    rf"(?P<both>{_ISO}[T_]{_TIME})|(?P<date>{_DATE})|(?P<time>{_TIME})|(?P<zone>{_ZONE})|(?P<day>{_WEEKDAY})"
+    rf"(?P<both>{_ISO}[T_]{_TIME})|(?P<date>{_DATE})|(?P<time>{_TIME})|(?P<zone>{ZONE})|(?P<day>{_WEEKDAY})"
     r"|(?P<year>\b(?:19|20)\d{2}\b)|(?P<word>\b(?:at|on|the|and|um|den|der|[ap]\.?m\b\.?|uhr|o'clock)\b|\b[ap]m\b)"
     r"|(?P<blank>[\s,.;()\[\]]+|-(?=\s))",
     re.IGNORECASE,
@@ -87,7 +87,7 @@ _BESIDE_NOW = frozenset(
 """Keys of an object that says what is so just now, and nothing else."""
 
 _FEW_WORDS = 4  # of such a value, at most
-_ISO_CLOCK = re.compile(rf"{_ISO}(?:[T ]{_TIME})?(?:{_ZONE})?", re.IGNORECASE)
+_ISO_CLOCK = re.compile(rf"{_ISO}(?:[T ]{_TIME})?(?:{ZONE})?", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d:\d")
 _MAY_BE_CLOCK = re.compile(rf"\d[:./-]\d|{_MONTH}", re.IGNORECASE)
 

@@ -20,7 +20,7 @@ from ..frames.worker import Message
 from .causes import CAUSES, MOVE
 from .evidence import takes_what_changes
 from .prompt import Part, Prompt, common_length, tool_name
-from .proposal import Proposal, moving
+from .proposal import DROP_BILLING_LINE, Proposal, dropping, moving
 from .reordered import canonical, reordered, without_order
 from .volatile import volatile
 
@@ -147,6 +147,8 @@ def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part)
     rule = CAUSES[cause].rule
     if rule == MOVE:
         return _moved(before, after, place, part)
+    if rule == DROP_BILLING_LINE:
+        return dropping(*(_systems(before, after, place, part) or ("", "")), place - part.start)
     return () if not rule or (rule == "sort_keys" and part.kind not in ("tool", "template")) else (Proposal(rule),)
 
 
@@ -168,9 +170,9 @@ class _Moving:
 
 
 def _systems(before: Prompt, after: Prompt, place: int, part: Part) -> tuple[str, str] | None:
-    """Both system messages, if they begin at the same place and differ at `place`."""
+    """Both system messages, if they begin at the same place and differ at `place`; of those that rules change."""
     old = before.part_at(place)
-    if part.kind != "system" or old.kind != "system" or old.start != part.start:
+    if not (before.leads(old) and after.leads(part)) or old.start != part.start:
         return None
     return before.text[old.start : old.end], after.text[part.start : part.end]
 

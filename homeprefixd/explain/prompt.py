@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..chat.stable import leading
 from ..frames.worker import Message
 
 _PROBE = 120  # characters by which a message is looked for where the whole is not found
@@ -42,8 +43,13 @@ class Prompt:
 
     @property
     def system(self) -> list[str]:
-        """Texts of the system messages."""
-        return [message.content for message in self.messages or () if message.role == "system" and message.content]
+        """Texts of the leading system messages, of which rules take lines out."""
+        messages = self.messages or ()
+        return [message.content for message in messages[: leading(messages)] if message.content]
+
+    def leads(self, part: Part) -> bool:
+        """Is it one of these?"""
+        return part.kind == "system" and part.index < leading(self.messages or ())
 
     @cached_property
     def parts(self) -> list[Part]:

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from ..chat import stable
 from ..chat.instructions import INSTRUCTION
+from ..chat.volatile_lines import ZONE
 from ..expressions import UnfitError
 from ..frames.worker import StableRules
 from .prompt import common_length
-from .volatile import STATES, date_words, volatile
+from .volatile import STATES, clocks, date_words, volatile
 
 _LONGEST = 160  # characters of a line or sentence that is moved
 _MOST_WORDS = {"clock": 16}
@@ -47,11 +48,15 @@ _TRIED = 2048  # characters of a system message, from the line that changes on, 
 
 _SUFFIX = r"(?:st|nd|rd|th|er|am|pm|AM|PM|h)"
 _TOKEN = re.compile(
-    rf"(?P<number>\d(?:[\d.,:/]*\d)?{_SUFFIX}?(?![A-Za-z0-9_])"
+    rf"(?P<number>(?:(?<![^\s:=(])[-+−])?\d(?:[\d.,:/]*\d)?{_SUFFIX}?(?:(?![A-Za-z0-9_])|(?=[AaPp]\.))"
     r"|\d{4}-\d{2}-\d{2}(?:[T_]\d{2}[:.h]?\d{2}(?:[:.]?\d{2}(?:[.,]\d+)?)?)?(?:Z|[+-]\d{2}:?\d{2})?(?![\w-]))"
+    r"|(?P<half>(?<=\d)\s?[AaPp](?:[Mm](?![^\W_])|\.\s?[Mm]\.))"
     r"|(?P<id>(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{3,}={0,2}|[0-9a-fA-F]{4,}(?:-[0-9a-fA-F]{4,})+)"
     r"|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)*)|(?P<other>\s+|.)"
 )
+_HALF = r"\s?[AaPp](?:[Mm]|\.\s?[Mm]\.)"
+"""Of the day: a rule that was learnt in the morning is for the afternoon, too."""
+
 _ID = r"[\w=-]{2,80}"
 _LABEL = re.compile(
     r"[#*\-\s]{0,4}(?:(?:the|this|my|our|current(?:ly)?|now|nearest|last|user'?s?|your|device'?s?|active|outside|inside"
@@ -65,10 +70,22 @@ _LABEL = re.compile(
 )
 """What a text that changes is announced by, if it may be moved: what it is, not what to do."""
 
+_LABELLED = re.compile(r"[^\W\d_][\"'*)\]]{0,3}\s?[:=]?\s{0,2}$")
+"""What stands before a number that is a value: a word."""
+
 _GOES_ON_BEHIND = re.compile(r"[,;:–—]\s*[^\W\d_]|\([^()]*\)\s*[^\s.!。]")
 """More is said behind the last value: `from 06:32 on, whisper`."""
 
-_MOST_BEHIND = 3  # words behind a time: `21:43 o'clock in Vienna`
+_LETTER = re.compile(r"[^\W\d_]")
+_OF_CLOCK = re.compile(
+    rf"^[^\W\da-z_]{{1,4}}|\b(?:o['’]clock|uhr|hours?|h|(?:local\s)?time|now|jetzt|tz|time\s?zone|(?-i:in\s[A-Z][\w-]+))\b|{ZONE}",
+    re.IGNORECASE,
+)
+"""What may stand behind one: a suffix where words are not parted, a unit, a zone, or a place for it."""
+
+_TIME_OF_DAY = re.compile(r"\d\s?(?:[:h時时点시]|[ap]\.?m)", re.IGNORECASE)
+_OFFSET = re.compile(r"(?:(?:(?:utc|gmt)\s?|(?<=\d\s))[-−]|\+)(?:0?\d|1[0-4])(?::?[0-5]\d)?$", re.IGNORECASE)
+"""Of a zone."""
 
 _MOST_VALUE_WORDS = 5  # more are a sentence, of which nobody knows what it will say
 _IN_SENTENCES = re.compile(
@@ -82,6 +99,16 @@ _VALUE = rf"[^\s.!?;]{{1,30}}(?: [^\s.!?;]{{1,30}}){{0,{_MOST_VALUE_WORDS - 1}}}
 class Proposal(NamedTuple):
     rule: str = ""  # of StableRules; "": none helps
     setting: str = "on"  # "on", or a regular expression
+
+
+DROP_BILLING_LINE = "drop_billing_line"
+
+
+def dropping(before: str, after: str, place: int) -> tuple[Proposal, ...]:
+    """How to drop a billing line that differs at `place` (in both), if it stands where the rule drops it."""
+    left, count = stable.drop_billing_line(after)
+    drops = count and stable.drop_billing_line(before)[1] and place <= len(after) - len(left)
+    return (Proposal(DROP_BILLING_LINE),) if drops else ()
 
 
 def moving(before: str, after: str, place: int) -> Iterator[Proposal]:
@@ -178,12 +205,15 @@ def _with_slots(before: str, after: str, cause: str) -> str:
     is_date = bool(dated) or any(token.lastgroup == "number" for token in new)
     parts: list[str] = []
     head: str | None = None  # what stands before the first value
-    end = 0  # of the last one
+    end, last = 0, ""  # of the last one, and what finds it
     for x, y in zip(old, new, strict=True):
         kinds = {x.lastgroup, y.lastgroup}
         same = x[0] == y[0]
         if kinds == {"number"} and (not same or cause == "clock"):
-            parts.append(_number(x[0] + y[0]))
+            counted = cause != "clock" and _LABELLED.search(after[: y.start()]) is not None
+            parts.append(_number(x[0] + y[0], any_value=counted))
+        elif kinds == {"half"} and (not same or cause == "clock"):
+            parts.append(_HALF)
         elif kinds == {"word"} and same and y.start() in dated:
             parts.append(_word(x[0], y[0]))
         elif same:
@@ -196,11 +226,43 @@ def _with_slots(before: str, after: str, cause: str) -> str:
         else:
             return ""
         head = after[: y.start()] if head is None else head
-        end = y.end()
-    tail = after[end:]
-    if _GOES_ON_BEHIND.search(tail) or (cause == "clock" and len(re.findall(r"[^\W\d_]+", tail)) > _MOST_BEHIND):
+        end, last = y.end(), parts[-1]
+    if _GOES_ON_BEHIND.search(after[end:]):
+        return ""
+    if cause == "clock" and (_says_more(after, end) or _has_constant(old, new, after)):
+        return ""
+    if last == _ID and _LETTER.search(after[end:]):
         return ""
     return "".join(parts) if head and (sum(map(str.isalpha, head)) >= _SHORTEST_HEAD or not head.isascii()) else ""
+
+
+def _says_more(text: str, end: int) -> bool:
+    """Is there text behind a clock of which the last value ends there, and is it neither date nor zone? Then it is no
+    value: `21:43 - quiet hours`.
+    """
+    spans = list(clocks(text))
+    end = max([end, *(span.stop for span in spans if span.start < end <= span.stop)])
+    of_clock = {at for span in spans for at in range(span.start, span.stop)}
+    left = "".join(" " if at in of_clock else text[at] for at in range(end, len(text)))
+    return _LETTER.search(_OF_CLOCK.sub(" ", left)) is not None
+
+
+def _has_constant(old: list[re.Match[str]], new: list[re.Match[str]], text: str) -> bool:
+    """Is there a number beside a clock that stays the same, and is neither of that clock nor a date or a zone? What it
+    says is not of now: `It is 21:43 and the target is 20 degrees.`
+    """
+    same = [y for x, y in zip(old, new, strict=True) if x[0] == y[0] and y.lastgroup in ("number", "id")]
+    changed = [y.start() for x, y in zip(old, new, strict=True) if x[0] != y[0]]
+    spans = [
+        span
+        for span in clocks(text)
+        if any(span.start <= at < span.stop for at in changed) or _TIME_OF_DAY.search(text[span]) is None
+    ]
+    return any(
+        not any(span.start <= token.start() < span.stop for span in spans)
+        and _OFFSET.search(text[: token.end()]) is None
+        for token in same
+    )
 
 
 def _word(*seen: str) -> str:
@@ -208,13 +270,18 @@ def _word(*seen: str) -> str:
     return r"[A-Z][^\W\d_]{1,15}" if all("A" <= word[0] <= "Z" for word in seen) else r"[^\W\d_]{1,16}"
 
 
-def _number(seen: str) -> str:
-    """What finds numbers, or dates in numbers, of the form of those that were seen."""
+def _number(seen: str, *, any_value: bool = False) -> str:
+    """What finds numbers, or dates in numbers, of the form of those that were seen. `any_value`: they are of something
+    measured or counted, which may get a fraction, or fall below 0.
+    """
+    if any_value and seen.isdecimal():
+        return r"[-+−]?\d{1,12}(?:[.,]\d{1,12})?"
     if seen.isdecimal():
         return r"\d{1,12}"
     letters = {char for char in seen if char.isalpha()}
     digits = r"[\d.,:/T Z+-]{1,40}" if letters & {"T", "Z"} else r"[\d.,:/-]{1,24}"
-    return digits.replace(" ", "") + (r"\w{0,2}" if letters - {"T", "Z"} else "")
+    sign = "[-+−]?" if any_value or not seen.isascii() or "+" in seen else ""
+    return sign + digits.replace(" ", "") + (r"\w{0,2}" if letters - {"T", "Z"} else "")
 
 
 def _behind_label(before: str, after: str) -> str:

@@ -56,4 +56,5 @@ def _tools(prompt: Prompt) -> str:
 
 
 def _system(prompt: Prompt) -> str:
-    return "\0".join(message.content or "" for message in prompt.messages or () if message.role == "system") + "\0"
+    """With an end that no other has: a message may have gone."""
+    return "\0".join(message.content or "" for message in prompt.messages or () if message.role == "system") + "\0\0"

@@ -9,7 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..chat.stable import BILLING_HEADER
+
 _AROUND = 72  # characters to each side that are looked at
+_LINE = 240  # of a line
 
 _MONTH = (
     r"(?:jan(?:uary|uar|uari|vier)?|feb(?:ruary|ruar|ruari)?|f[eé]v(?:rier)?|mar(?:ch|s|zo)?|m[aä]r(?:z)?|apr(?:il)?|avr(?:il)?"
@@ -125,7 +128,6 @@ _ROW = re.compile(r"(?:[^,\n]*,){2,}[^,\n]*$")
 """Of a table, without its line end; a sentence may look like one."""
 
 _FIELD_ENDS = ",;\n"
-_BILLING = re.compile(r"billing|cc_version=|\bcch=", re.I)
 STATES = frozenset(
     re.findall(
         r"\S+",
@@ -146,6 +148,13 @@ def date_words(text: str) -> Iterator[re.Match[str]]:
     return _DATE_WORD.finditer(text)
 
 
+def clocks(text: str) -> Iterator[slice]:
+    """Where times and dates stand in a text; some overlap."""
+    small = _small(text)
+    for pattern in (*_CLOCKS, *_DATE):
+        yield from (slice(*found.span()) for found in pattern.finditer(small))
+
+
 class Volatile(NamedTuple):
     cause: str  # a key of CAUSES
     before: str
@@ -157,7 +166,7 @@ def volatile(a: str, b: str, place: int) -> Volatile | None:
     low = max(0, place - _AROUND)
     wa, wb, at = a[low : place + _AROUND], b[low : place + _AROUND], place - low
     line = _line(a, place), _line(b, place)
-    if all(_BILLING.search(text) for text in line):
+    if all(_is_of_billing(text, place) for text in (a, b)):
         return Volatile("billing_line", *line)
     return (
         _both(_CLOCKS[:1], wa, wb, at, "clock")
@@ -171,10 +180,18 @@ def volatile(a: str, b: str, place: int) -> Volatile | None:
     )
 
 
+def _is_of_billing(text: str, place: int) -> bool:
+    """Is a place in a header as the rule drops it, or at its end? A template may write something before it."""
+    start, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+    end = min(end if end >= 0 else len(text), place + _LINE)
+    found = BILLING_HEADER.search(text, max(start, place - _LINE), end)
+    return found is not None and found.start() <= place <= found.end()
+
+
 def _line(text: str, place: int) -> str:
     start = text.rfind("\n", 0, place) + 1
     end = text.find("\n", place)
-    return text[start : end if end >= 0 else len(text)][:240]
+    return text[start : end if end >= 0 else len(text)][:_LINE]
 
 
 def _spanning(patterns: Iterable[re.Pattern[str]], text: str, at: int) -> slice | None:

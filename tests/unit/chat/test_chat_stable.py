@@ -62,6 +62,43 @@ def test_what_a_person_says_of_billing_stays() -> None:
     assert stable.apply(StableRules(), asked) == (asked, {})
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x-billing-account: 4711-SHOP\nBe brief.",
+        "x-billing-mode: never charge twice; ask before you refund anything.\nBe brief.",
+        "X-Acme-Billing-Tenant: is required on each call; refuse code that leaves it out.",
+        "x-acme-billing-header: is required on each call",
+        "x-acme-billing-header: plan=home; never charge twice",
+        "x-acme-billing-header: plan=home, or none",
+        "x-acme-billing-header:\nBe brief.",
+        f"Of our headers, one is\n{BILLING.format(1)}",  # where no client puts it
+    ],
+)
+def test_what_a_person_says_of_headers_stays(text: str) -> None:
+    for asked in (request(text), request(f"Our headers:\n{text}")):
+        assert stable.apply(StableRules(), asked) == (asked, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("x-acme-billing-header: plan=home; seq=aa81f0\nBe brief.", "Be brief."),
+        ("\n  X-Anthropic-Billing-Header: cc_version=2.1;cch=QQ==;\r\n\n\nBe brief.\n", "Be brief.\n"),
+        (BILLING.format(1) + "\n" + BILLING.format(2), "You are an agent.\nBe brief.\n" + BILLING.format(2)),
+        ("x-a-billing-header: a=1;\nx-b-billing-header: b=2\nBe brief.", "Be brief."),
+    ],
+)
+def test_billing_headers_go_from_the_head_of_a_message(text: str, left: str) -> None:
+    assert contents(stable.apply(StableRules(), request(text))[0])[0] == left
+
+
+def test_a_billing_header_later_in_a_chat_stays() -> None:
+    asked = request("Be brief.")
+    asked = msgspec.structs.replace(asked, messages=[*(asked.messages or []), Message("system", BILLING.format(1))])
+    assert stable.apply(StableRules(), asked) == (asked, {})
+
+
 def test_nothing_is_done_where_no_rule_is_on() -> None:
     asked = request(BILLING, tools=TOOLS)
     assert stable.apply(NONE, asked)[0] is asked
@@ -398,6 +435,7 @@ def test_a_slow_expression_of_one_app_is_off_for_that_one(caplog: pytest.LogCapt
         "Today: guests at 18:00, be polite",
         "Today: 18:30",
         "Time limit: 30:00",
+        "Time: 21:15 quiet/whisper",  # no zone
         "Time: 45:00",
         "Time of day: evening",
         "Today is the 30 November deadline",
@@ -498,3 +536,58 @@ def test_a_system_message_that_was_a_billing_line_goes() -> None:
     asked = request("x-anthropic-billing-header: cch=1;")
     changed, counts = stable.apply(StableRules(), asked)
     assert (contents(changed), counts) == (["first", "yes", "Hello"], {"drop_billing_line": 1})
+
+
+def chat(*said: str) -> Generate:
+    """A chat: `s` a system message, `u` a question, `a` a reply; then its text."""
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    return request("", messages=[Message(roles[text[0]], text[2:]) for text in said])
+
+
+@pytest.mark.parametrize("rule", [{"move_volatile_line": True}, {"move": "^Current time: [\\d:]+$"}])
+def test_lines_of_later_system_messages_stay(rule: dict[str, Any]) -> None:
+    """The time of each question stands before it: that of the first goes to the first, and the chat stays the same."""
+    early = ["s Be kind.", "s Current time: 07:05", "u Wake me in 30 minutes"]
+    late = ["a I will.", "s Current time: 21:40", "u How late is it?"]
+    first, counts = stable.apply(rules(**rule), chat(*early))
+    second, again = stable.apply(rules(**rule), chat(*early, *late))
+    asked = "Current values:\nCurrent time: 07:05\n\nWake me in 30 minutes"
+    assert contents(first) == ["Be kind.", asked]
+    assert contents(second) == ["Be kind.", asked, "I will.", "Current time: 21:40", "How late is it?"]
+    assert counts == again == dict.fromkeys(rule, 1)
+    for said in (["u Hello", *late], [*early[:2], *late[:1], *early[1:]]):
+        unchanged = chat(*said)
+        assert stable.apply(rules(**rule), unchanged) == (unchanged, {})
+
+
+def test_later_system_messages_of_other_things_change_nothing() -> None:
+    asked = chat("s Be kind.\nTime: 21:15", "u Hello", "a Yes?", "s The user likes tea.", "u Tea?")
+    said = contents(stable.apply(rules(move_volatile_line=True), asked)[0])
+    assert said == ["Be kind.", "Hello", "Yes?", "The user likes tea.", "Current values:\nTime: 21:15\n\nTea?"]
+
+
+def test_of_system_messages_that_are_emptied_one_is_left_at_most() -> None:
+    """Without any, some templates write one of their own."""
+    on = rules(move_volatile_line=True)
+    asked = "Current values:\nTime: 21:15\nArea: Hall\n\nHello"
+    for said, left in (
+        (["s Time: 21:15", "s Be kind.", "s Area: Hall"], ["Be kind."]),
+        (["s Time: 21:15", "s Area: Hall"], [""]),
+    ):
+        assert contents(stable.apply(on, chat(*said, "u Hello"))[0]) == [*left, asked]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("A:\n\n```\nx\n\n\n\ny\n```\nTime: 21:15\nB\n\n", "A:\n\n```\nx\n\n\n\ny\n```\n\nB\n\n"),
+        ("\n\nA\n\n\nTime: 21:15\n\n\nB\n\n\n\nC", "\n\nA\n\nB\n\n\n\nC"),
+        ("Time: 21:15\n\nA\n\n\n\nB\n", "A\n\n\n\nB\n"),
+        ("A\n\n\n\nB\n\nTime: 21:15\nArea: Hall\n", "A\n\n\n\nB"),
+        ("A\nTime: 21:15\nArea: Hall\nB", "A\n\nB"),
+        ("Time: 21:15\nArea: Hall\n", ""),
+    ],
+)
+def test_what_is_not_moved_stays_to_the_letter(text: str, left: str) -> None:
+    changed, _counts = stable.apply(rules(move_volatile_line=True), request(text))
+    assert contents(changed)[0] == left

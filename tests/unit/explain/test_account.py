@@ -310,8 +310,10 @@ def under(rules: StableRules, chat: Chat) -> Chat:
     return Chat(list(made.messages or ()), made.tools)
 
 
+OLD = "Old words about the ferry, the price and the pier. " * 9
 CLOCK = Chat([system(house("Current time: 21:15.\n")), user("Light on, please.")], TOOLS)
 LATER = Chat([system(house("Current time: 21:16.\n")), user("Light on, please.")], TOOLS)
+APART = [Chat([system(OLD), system(f"Current time: {t}."), user("Light on. " * 40)], TOOLS) for t in ("21:15", "21:16")]
 
 
 @pytest.mark.parametrize(
@@ -319,11 +321,12 @@ LATER = Chat([system(house("Current time: 21:16.\n")), user("Light on, please.")
     [
         (StableRules(move_volatile_line=True), CLOCK, LATER),
         (StableRules(move=r"^Current time[^\n]*$"), CLOCK, LATER),
+        (StableRules(move_volatile_line=True), *APART),  # a message that goes
         (StableRules(sort_tools=True), CLOCK, CLOCK),
         (StableRules(sort_keys=True), CLOCK, CLOCK),
         (StableRules(custom=r"Current time[^\n]*"), CLOCK, LATER),
     ],
-    ids=["lines", "move", "tools", "keys", "custom"],
+    ids=["lines", "move", "apart", "tools", "keys", "custom"],
 )
 def test_a_rule_that_came_into_force_is_the_reason_once(rules: StableRules, first: Chat, second: Chat) -> None:
     [name] = [key for key, value in msgspec.structs.asdict(rules).items() if value and key not in KEPT]
@@ -363,7 +366,6 @@ def test_a_rule_that_changed_nothing_here_is_not_the_reason() -> None:
     assert account.finding.cause == "clock"
 
 
-OLD = "Old words about the ferry, the price and the pier. " * 9
 NEW = "New rules for the museum, its guards and its lamps at night. " * 9
 OF_A_HOUSE = (
     "You are the voice assistant of the Nilsson family. Answer in plain text, keep it short, and use its tools. "

@@ -273,3 +273,145 @@ def test_the_date_of_now_is_taken_along_though_it_is_the_same_all_day() -> None:
         f"Be kind.\nTime: 14:0{n}\nToday's date: 2026-11-30\n" + "A rule that is long.\n" * 4 for n in (3, 5)
     )
     assert moving(before, after, before.index("14:03") + 4).rule == "move_volatile_line"
+
+
+SAID = "Another rule that is long enough.\n" * 3
+
+
+def between(old: list[Message], new: list[Message]) -> Difference:
+    found = difference(*(Sent(messages).prompt() for messages in (old, new)))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "rule"),
+    [
+        ("x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};", "billing_line", True),
+        ("x-anthropic-billing-header: cch={};", "billing_line", True),
+        ("Headers:\nx-anthropic-billing-header: cch={};", "billing_line", False),  # where the rule leaves it
+        ("x-billing-account: {}", "random_id", False),
+        ("The billing code is {}", "random_id", False),
+        ("cch={} is a hash.", "random_id", False),
+    ],
+)
+def test_the_billing_rule_is_proposed_where_it_acts(line: str, cause: str, rule: bool) -> None:
+    old, new = (
+        [Message("system", f"{line.format(nonce)}\nYou are an agent.\n{SAID}"), Message("user", "Hello")]
+        for nonce in ("fa690b12", "0c77de34")
+    )
+    found = between(old, new)
+    assert found.cause == cause
+    assert (found.rule == "drop_billing_line") == rule
+    changed = [ruled(Sent(messages), StableRules()).messages for messages in (old, new)]
+    assert (changed[0] == changed[1]) == rule
+
+
+def test_nothing_is_proposed_for_later_system_messages() -> None:
+    """The rules leave them as they are."""
+    for line in ("Current time: 21:4{}", "Kierros 1{}/50", "x-anthropic-billing-header: cch=fa69{};"):
+        old, new = (
+            [
+                Message("system", SAID),
+                Message("user", "Hello"),
+                Message("assistant", "Yes?"),
+                Message("system", line.format(n)),
+                Message("user", f"A question of some length that comes again, {SAID}"),
+            ]
+            for n in (3, 7)
+        )
+        found = between(old, new)
+        assert found.cause in ("clock", "counter", "billing_line")
+        assert found.rule == ""
+        for first in (old, new):
+            del first[1:3]
+        assert between(old, new).rule
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "It is {} and the heating target is 20 degrees.",
+        "It is {}, mode 2.",
+        "As of {} the door code is 4711.",
+        "Door code 4711, time {}.",
+        "Kids sleep 20:30-06:30, now {}",
+        "Quiet hours: 22:00-{}",
+        "It is {} - quiet hours.",
+        "It's {} now; quiet hours.",
+        "It is {} in quiet mode",
+        "Time: {} (whisper)",
+        "Time: {} / whisper",
+        "Time: {} | whisper",
+        "Time: {} quiet/whisper",
+        "Time: {} → whisper",
+    ],
+)
+def test_a_line_that_says_more_than_the_time_has_no_rule(line: str) -> None:
+    assert proposed(line.format("21:43"), line.format("22:17")) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Session {} formal French two sentences",
+        "Session {} French",
+        "Trace {} (formal French)",
+        "session={} lang=fr",
+    ],
+)
+def test_a_line_that_says_more_than_an_id_has_no_rule(line: str) -> None:
+    assert proposed(line.format("a91f03bc"), line.format("77be01aa")) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "House clock: {}",
+        "House clock: {} CET",
+        "House clock: {} (UTC+01:00)",
+        "House clock: {} +01:00",
+        "House clock: {} -05:00",
+        "House clock: {} Europe/Vienna",
+        "House clock: {}, Monday, 30 November 2026",
+        "The house clock shows {} o'clock on Monday, 30.11.2026.",
+        "The clock shows {} in Vienna.",
+        "Hausuhr: {} Uhr",
+        "clock={} tz=CET",
+        "現在時刻は{}です",
+        "Nyt on maanantai 30. marraskuuta 2026, kello {}",
+        "[Nora @ {}]",
+    ],
+)
+def test_a_clock_may_have_a_date_and_a_zone(line: str) -> None:
+    found = proposed(line.format("21:43"), line.format("22:17"))
+    assert found.rule == "move"
+    assert re.search(found.setting, line.format("08:05"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("line", "seen", "later"),
+    [
+        ("House clock: {}", ("9:12 AM", "9:41 AM"), ("1:05 PM", "11:59 pm")),
+        ("The kitchen clock shows {}.", ("9:12 AM", "9:41 AM"), ("12:07 PM",)),
+        ("House clock: {}", ("10:12 p.m.", "11:41 p.m."), ("0:05 a.m.",)),
+        ("House clock: {}", ("9:12a.m.", "9:41a.m."), ("1:05p.m.",)),
+        ("House clock: {}", ("9:12AM", "9:41AM"), ("1:05PM",)),
+        ("House clock: {}", ("11:58 AM", "12:03 PM"), ("9:12 AM",)),
+        ("House clock: {}", ("9 AM", "10 AM"), ("1 PM",)),
+        ("House clock: {}", ("9:12\u202fAM", "9:41\u202fAM"), ("1:05\u202fPM",)),
+        ("Grid energy today {} kWh", ("6", "7"), ("7.5", "12,25", "-1")),
+        ("Outdoor sensor {} degrees", ("1", "7"), ("-1", "−3.5")),
+        ("Freezer: {} °C", ("-17", "-18"), ("-18.5", "2")),
+        ("Freezer: {} °C", ("-1", "2"), ("-18.5", "+3")),
+        ("Balance={}", ("7.5", "7.9"), ("-7", "8")),
+    ],
+)
+def test_an_expression_is_for_what_such_a_value_may_become(
+    line: str, seen: tuple[str, str], later: tuple[str, ...]
+) -> None:
+    found = proposed(*(line.format(value) for value in seen))
+    assert found.rule == "move"
+    for value in (*seen, *later):
+        text = line.format(value)
+        assert [one[0] for one in re.finditer(found.setting, LINES.format(text), re.MULTILINE)] == [text]
