@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import NamedTuple
 
 from . import machine
 from .config import CacheConfig, ModelsConfig
@@ -15,6 +16,17 @@ from .sizes import size_text
 
 GIB = 1 << 30
 MIB = 1 << 20
+
+_LEAST_ROOM = 2 * MIB
+"""Bytes of disk below which there is no room for a block beside the store's own rows, and what they may grow by."""
+
+
+class DiskBudget(NamedTuple):
+    """What the store may do to its disk, in bytes, all resolved."""
+
+    warm: int
+    min_free: int
+    daily_writes: int  # 0: no bound
 
 
 def spare_memory(catalog: Catalog, memory: int = 0) -> int:
@@ -42,21 +54,31 @@ def model_budget(models: ModelsConfig, hot: int) -> Budget:
     return Budget(max(0, total - hot), available, strict=bool(models.memory))
 
 
-def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: int) -> StoreSettings:
-    """Sizes that were left to the machine are chosen here: an eighth of `spare` memory, a fifth of free disk."""
-    hot = cache.hot or max(64 * MIB, spare // 8)
+def disk_budget(cache: CacheConfig, directory: Path) -> DiskBudget:
+    """What was left to the machine is chosen here: a fifth of free disk, and a fiftieth of it all for others.
+
+    Raises OSError where the disk cannot be asked.
+    """
     warm = cache.warm or max(64 * MIB, min(64 * GIB, (machine.free_disk(directory) + size_on_disk(directory)) // 5))
+    min_free = cache.min_free or min(GIB, machine.total_disk(directory) // 50)
+    return DiskBudget(warm, min_free, cache.daily_writes)
+
+
+def store_settings(cache: CacheConfig, directory: Path, log_level: str, spare: int) -> StoreSettings:
+    """Sizes that were left to the machine are chosen here: an eighth of `spare` memory; see `disk_budget`."""
+    hot = cache.hot or max(64 * MIB, spare // 8)
+    disk = disk_budget(cache, directory)
     return StoreSettings(
         directory=directory,
         hot=hot,
-        warm=warm,
+        warm=disk.warm,
         compression=cache.compression,
         tail_delay=cache.tail_delay,
         write_queue=cache.write_queue or hot // 2,
-        daily_writes=cache.daily_writes,
+        daily_writes=disk.daily_writes,
         preload=cache.preload,
         scrub_rate=cache.scrub_rate,
-        min_free=cache.min_free or min(GIB, machine.total_disk(directory) // 50),
+        min_free=disk.min_free,
         log_level=log_level,
     )
 
@@ -72,6 +94,7 @@ def size_on_disk(directory: Path) -> int:
 
 def warnings(cache: CacheConfig, directory: Path, stored: int) -> list[str]:
     """A line for each of `cache.hot` and `cache.warm` that is larger than what there is; none for what was left to us.
+    One where `cache.min_free` leaves nothing to the cache.
 
     Said at the start; no reason not to start.
 
@@ -84,10 +107,17 @@ def warnings(cache: CacheConfig, directory: Path, stored: int) -> list[str]:
             f"cache.hot is {size_text(cache.hot)}, but {size_text(free)} of memory are free (of {size_text(memory)}),"
             " models not loaded yet: it will be filled only as far as memory is left, so choose less (--hot)"
         )
-    room = machine.free_disk(directory) + stored
-    if cache.warm > room:
+    there, min_free = machine.free_disk(directory) + stored, disk_budget(cache, directory).min_free
+    room = max(stored, there - min_free)  # what is stored already stays
+    if room < _LEAST_ROOM <= there:
+        found.append(
+            f"nothing can be kept on disk: cache.min_free is {size_text(min_free)}, but the disk of {directory} has"
+            f" {size_text(there)} for it and the cache together, so choose less"
+        )
+    elif cache.warm > room:
+        floor = f", and cache.min_free leaves {size_text(min_free)} of it to others" if cache.warm <= there else ""
         found.append(
             f"cache.warm is {size_text(cache.warm)}, but the disk of {directory} has room for {size_text(room)}: it"
-            " will be filled only as far as the disk is free, so choose less (--warm)"
+            f" will be filled only as far as the disk is free{floor}, so choose less (--warm)"
         )
     return found

@@ -303,6 +303,10 @@ class Cache:
             return "unwritten" if hot.queued else "daily_writes" if self.spares_disk else "budget"
         return "disk_full" if self.warm_state == "full" else "disk_error"
 
+    def room_for_blocks(self) -> str:
+        """What bounds that which is kept on disk, for people."""
+        return self.disk.bound_text() if self.disk is not None else "memory"
+
     @property
     def spares_disk(self) -> bool:
         """Whether as much was written today as may be."""

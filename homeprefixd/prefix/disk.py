@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import lmdb
 import msgspec
 
+from ..sizes import size_text
 from .codec import PIECE, piece_count
 from .directory import PART, sync_names
 from .disk_file import (
@@ -114,7 +115,8 @@ class Disk(DiskFile):
         if before - need < max(_LEAST_GAIN, before // _GAIN_SHARE):
             return before, before
         if self.free_bytes() < need + max(self._min_free, need // 16):
-            raise DiskFullError(f"the copy needs {need} bytes, {self.free_bytes()} are free")
+            lack = self._lack(need, by_floor=self._min_free > need // 16)
+            raise DiskFullError(f"a copy of {size_text(need)} has no room beside it: {lack}")
         part = self._file.with_name(PART)
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -191,7 +193,9 @@ class Disk(DiskFile):
             except DiskFullError as error:
                 if not bound or not isinstance(error.__cause__, lmdb.MapFullError):
                     raise
-                raise GrowthError("what is free in the file lies scattered, and it must not grow") from error
+                need = sum(node.record.size for node, _payload in pending)
+                lack = self._lack(max(need, _OTHER_ROWS), by_floor=True)
+                raise GrowthError(f"{lack}; what is free in the file is too little, or lies scattered") from error
             self.sums = sums
         return stored
 
@@ -255,7 +259,11 @@ class Disk(DiskFile):
     def lacks(self, need: int) -> int:
         """Bytes that must go before `need` more bytes of payload fit the budget, with a reserve; at most 0 if none."""
         limit = self.limit_now()
-        return self.used() + need + min(2 * self.batch_bytes, limit // 8) - limit
+        return self.used() + need + self._reserve(limit) - limit
+
+    def _reserve(self, limit: int) -> int:
+        """Bytes of a budget that are kept free: what is removed is free only after its transaction."""
+        return min(2 * self.batch_bytes, limit // 8)
 
     def limit_now(self) -> int:
         """The budget, or less where the disk has no more, or what it has is left to others."""
@@ -268,6 +276,25 @@ class Disk(DiskFile):
         if not self._min_free:
             return None
         return self.file_bytes() + max(0, self.free_bytes() - self._min_free) - self._kept_free
+
+    def bound_text(self) -> str:
+        """What bounds that which can be kept, for people."""
+        floor = self._above_floor()
+        if floor is not None and floor < self.limit:
+            return "what `cache.min_free` leaves of the disk"
+        return "`cache.warm` (or a share of it)"
+
+    def _lack(self, need: int, *, by_floor: bool) -> str:
+        """Why `need` more bytes cannot be had from the disk, for people: it has them, but for others, or not at all.
+
+        `by_floor`: there is less than that above the floor.
+        """
+        free = self.free_bytes()
+        if by_floor and self._min_free and need <= free:
+            return (
+                f"`cache.min_free` leaves {size_text(self._min_free)} of the disk to others, {size_text(free)} are free"
+            )
+        return f"only {size_text(free)} of the disk are free"
 
     def keep_more_free(self) -> bool:
         """*Writer.* After GrowthError: the budget is less from now on, until the disk has room again. False: it is so
@@ -314,8 +341,11 @@ class Disk(DiskFile):
         while (excess := self.lacks(need)) > 0:
             victims = self._victims(min(max(excess, need), self.batch_bytes * 4), may_evict, stale)
             if not victims:
-                kind = BudgetError if self.limit_now() == self.limit else DiskFullError
-                raise kind(f"{need} bytes do not fit beside what must stay, {excess} too many")
+                least = f"{size_text(need)} do not fit beside what must stay, {size_text(excess)} too many"
+                if self.limit_now() == self.limit:
+                    raise BudgetError(least)
+                by_floor = self.free_bytes() - self._min_free < need + self._reserve(self.limit)
+                raise DiskFullError(f"{self._lack(need, by_floor=by_floor)}; {least}")
             self._remove_few(victims)
             gone += victims
 

@@ -155,7 +155,8 @@ class Pins:
             return f"the disk cannot be written: {self._cache.warm_reason}"
         if self._cache.spares_disk:
             return "as much was written today as `cache.daily_writes` allows"
-        return "it does not fit into `cache.warm` (or a share of it) beside what is pinned: raise that, or unpin others"
+        room = self._cache.room_for_blocks()
+        return f"it does not fit into {room} beside what is pinned: make that larger, or unpin others"
 
     # -------------------------------------------------------------------------------------------------- writer
 

@@ -71,8 +71,12 @@ def test_space_is_given_back_while_others_read(make: Callable[..., House], monke
     assert not list(house.directory.glob("*.part"))
 
 
-def test_without_room_for_the_copy_nothing_changes(make: Callable[..., House]) -> None:
-    house = make(hot=4 * MIB)
+@pytest.mark.parametrize(
+    ("free", "says"),
+    [(1000, "only 1000 B of the disk are free"), (90 * MIB, "`cache.min_free` leaves 90.0 MiB of the disk to others")],
+)
+def test_without_room_for_the_copy_nothing_changes(make: Callable[..., House], free: int, says: str) -> None:
+    house = make(hot=4 * MIB, min_free=90 * MIB)
     disk = house.cache.disk
     assert disk is not None
     for number in range(30):
@@ -80,8 +84,8 @@ def test_without_room_for_the_copy_nothing_changes(make: Callable[..., House]) -
         house.cache.write(everything=True)
     for node in [hot.node.record.key.hex() for hot in house.cache.hot.by_key.values()][2:]:
         purge(house.cache, prefix=node, now=house.now)
-    disk.free_bytes = lambda: 1000  # type: ignore[method-assign]
-    with pytest.raises(DiskFullError):
+    disk.free_bytes = lambda: free  # type: ignore[method-assign]
+    with pytest.raises(DiskFullError, match=says):
         disk.compact()
     house.reopen()
     assert house.known([1] * 64) == 64

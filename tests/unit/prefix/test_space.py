@@ -332,9 +332,34 @@ class TestFloor:
         disk.free_bytes = lambda: 50 * MIB  # type: ignore[method-assign]
         fill(house, range(3))
         assert house.cache.warm_state == "full"
+        assert "`cache.min_free` leaves 100 MiB of the disk to others, 50.0 MiB are free" in house.cache.warm_reason
         assert there(house, range(3)) == 3  # in RAM
+        [pinned] = house.cache.pins.pin(Pin(0, house.namespace, to_le([0] * 64)))
+        assert "`cache.min_free`" in pinned.not_kept
         disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]
         house.now += 3
         house.cache.write()
         assert house.cache.warm_state == "ok"
         assert disk.nodes() == 3
+
+    @pytest.mark.parametrize(
+        ("free", "says"), [(101.5, "`cache.min_free` leaves 100 MiB"), (0.2, "only 205 KiB of the disk are free")]
+    )
+    def test_too_little_room_is_told_from_a_full_disk(self, make: Callable[..., House], free: float, says: str) -> None:
+        house = make(hot=8 * MIB, warm=64 * MIB, min_free=100 * MIB)
+        disk = house.cache.disk
+        assert disk is not None
+        disk.free_bytes = lambda: int(free * MIB)  # type: ignore[method-assign]
+        house.save([1] * 64, 2 * MIB)
+        house.cache.write(everything=True)
+        assert house.cache.warm_state == "full"
+        assert says in house.cache.warm_reason
+
+    def test_what_does_not_fit_is_told_from_the_budget(self, make: Callable[..., House]) -> None:
+        """Where what there is room for is full of what must stay, and the disk can be written."""
+        house = make(hot=8 * MIB, warm=64 * MIB, min_free=100 * MIB)
+        disk = house.cache.disk
+        assert disk is not None
+        assert disk.bound_text() == "`cache.warm` (or a share of it)"
+        disk.free_bytes = lambda: 110 * MIB - disk.file_bytes()  # type: ignore[method-assign]
+        assert disk.bound_text() == "what `cache.min_free` leaves of the disk"
