@@ -38,7 +38,7 @@ from .registry import Registry
 from .removals import ROW_BYTES, Removals, Why
 from .replies import Replies
 from .runs import Layouts
-from .session import Session
+from .session import Committed, Session
 from .shares import Account
 from .tree import NodeTable, Placed, Record
 from .usage import Usage
@@ -273,9 +273,9 @@ class Cache:
 
     # ---------------------------------------------------------------------------------------------- committing
 
-    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
+    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> Committed:
         """Publish slots that `session` reserved and filled; see `Session.commit`."""
-        self._committing.commit(session, namespace, nodes, owner)
+        return self._committing.commit(session, namespace, nodes, owner)
 
     def written(self) -> None:
         """See `Committing.written`."""

@@ -14,7 +14,7 @@ from .blocks import BLOCK_TOKENS, EDGE, block_key, edges_of, swap
 from .disk import Disk
 from .hot import Extent, HotNode
 from .runs import RUN
-from .session import Session
+from .session import Committed, Session
 from .thinning import superfluous
 from .tree import BLOCK_BYTES, NodeTable, Placed, Record, is_covered, shorter
 from .warm_table import WarmTable
@@ -33,18 +33,22 @@ class Committing:
         self._disk = disk
         self._doomed: dict[bytes, int] = {}  # nodes that go once they are written, and how often they were used
 
-    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
+    def commit(self, session: Session, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> Committed:
         """See `Session.commit`."""
-        cache = self._cache
+        cache, counters = self._cache, self._cache.counters
+        done = Committed(0, len(nodes))  # of a disk that fails
         self._read_ahead(nodes)
         try:
-            with cache.view() as (tables, warm):
+            with cache.view() as (tables, warm):  # nobody else counts meanwhile
+                known, refused = counters.known_nodes, counters.refused_nodes
                 for new in nodes:
                     self._commit(session, namespace, new, owner, tables, warm)
+                done = Committed(counters.known_nodes - known, counters.refused_nodes - refused)
         except Exception as error:  # of the disk
             cache.trouble("admitting blocks", error)
         session.abandon([new.offset for new in nodes])  # they are the nodes' own now
         cache.wake()
+        return done
 
     def _commit(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..frames.store import NewNode
 from .hot import Extent
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _SETTLED = 60.0
 """Seconds without use after which a block that is not on disk yet makes way for a new one: not to that which continues
 it, which would be of no use without it."""
+
+
+class Committed(NamedTuple):
+    """What became of the nodes of one commit, beside those that were published."""
+
+    known: int = 0  # there already, or covered by a longer one
+    refused: int = 0  # their parent is not there, or they are not as they should be
 
 
 class Session:
@@ -64,12 +71,12 @@ class Session:
                 if extent is not None:
                     cache.hot.leave(extent)
 
-    def commit(self, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> None:
+    def commit(self, namespace: bytes, nodes: Sequence[NewNode], owner: str = "") -> Committed:
         """Publish filled slots as nodes, parents before children; those that are known or cannot be are dropped.
 
         `owner`: name of the API key that they were computed for.
         """
-        self._cache.commit(self, namespace, nodes, owner)
+        return self._cache.commit(self, namespace, nodes, owner)
 
     def close(self) -> None:
         """The client is gone."""

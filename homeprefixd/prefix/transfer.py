@@ -165,7 +165,8 @@ def import_(
 ) -> Transferred:
     """Take in what `export` wrote. `write_path` writes nodes, parents first, and returns once those are that fit.
 
-    Raises TransferError, UnavailableError where there is no room, OSError.
+    What there is no room for is read and checked, too. Raises TransferError, UnavailableError where there is no room in
+    memory for any of it, OSError.
     """
     begin = file.read(len(MAGIC))
     if not begin:
@@ -180,10 +181,8 @@ def import_(
         raise TransferError(f"it says that it has {header.nodes} blocks")
     namespace = _check_namespace(cache, header.description)
     has_edges = edges_of(header.description) is not None
-    decoder = Decoder()
-    parent, at, nodes, total, unflushed = bytes(namespace), 0, 0, 0, 0
-    known_before = cache.counters.known_nodes
-    taken: list[bytes] = []  # keys
+    decoder, taking = Decoder(), _Taking(cache, session, namespace, write_path)
+    parent, at, total = bytes(namespace), 0, 0
     path: list[bytes] = []  # tokens
     for number in range(header.nodes):
         record = _next_node(file, number, header.nodes)
@@ -193,33 +192,71 @@ def import_(
         if not is_edge and (size := _size_of(cache, namespace, count)) not in (None, record.size):
             raise TransferError(f"one of its blocks has {record.size} bytes, where {count} tokens have {size} here")
         key = block_key(parent, record.tokens)
-        full = cache.arena.used + pages(record.size) > cache.arena.allowance
-        if unflushed and (full or unflushed + record.size > min(_FLUSH, cache.queue.limit // 2)):
-            # what goes for want of room is the end of the path, to which this one is to be added
-            write_path(_unwritten(cache, taken))
-            unflushed = 0
-        offsets = session.reserve([record.size])
-        if not offsets:
-            raise UnavailableError(f"there is no room in memory for it now; {nodes} blocks were imported")
+        offset = taking.reserve(record.size, parent)
         try:
-            state = cache.arena.view(offsets[0], record.size)
-            for number in range(piece_count(record.size)):
-                (length,) = struct.unpack("<I", _read(file, 4))
-                if length > 2 * PIECE:
-                    raise TransferError("it is damaged: a piece is too long")
-                piece = memoryview(_read(file, length))
-                decoder.decode(key, number, piece, state[number * PIECE : (number + 1) * PIECE])
-        except DamagedError as error:
-            session.abandon(offsets)
-            raise TransferError(f"it is damaged: {error}") from error
+            state = cache.arena.view(offset, record.size) if offset is not None else None
+            _read_state(file, decoder, key, record.size, state)
         except BaseException:
-            session.abandon(offsets)
+            if offset is not None:
+                session.abandon([offset])
             raise
+        if offset is not None:
+            taking.commit(key, record, parent, offset)
+        parent, at, total = parent if is_edge else key, at + count, total + record.size
+        if not is_edge:
+            path.append(record.tokens)
+    if _get(file, Header).nodes != header.nodes:
+        raise TransferError("it has no end")
+    taking.flush()  # at once, so that the answer can say whether it fits
+    if file.read(1):
+        raise TransferError("something follows its end: each prefix is a file of its own; this one was imported")
+    kept = _on_disk(cache, namespace, b"".join(path))
+    return Transferred(header.nodes, at, total, taking.known, kept, taking.not_kept() if kept < at else "")
+
+
+class _Taking:
+    """The blocks of one import on their way into a cache, in their order: as many as there is room for.
+
+    Once there is none for one of them, none that follow are taken in: they would be of no use without it.
+    """
+
+    def __init__(
+        self, cache: Cache, session: Session, namespace: bytes, write_path: Callable[[Sequence[HotNode]], None]
+    ) -> None:
+        self._cache = cache
+        self._session = session
+        self._namespace = namespace
+        self._write_path = write_path
+        self._taken: list[bytes] = []  # keys
+        self._unflushed = 0  # bytes
+        self._refused = ""  # why what is in RAM could not be written
+        self._ended = ""  # why no more is taken in
+        self.known = 0
+        """Blocks that were there already."""
+
+    def reserve(self, size: int, parent: bytes) -> int | None:
+        """A slot for the next block; None if no more is taken in. Raises UnavailableError if there is none at all."""
+        cache = self._cache
+        if self._ended:
+            return None
+        full = cache.arena.used + pages(size) > cache.arena.allowance
+        if self._unflushed and (full or self._unflushed + size > min(_FLUSH, cache.queue.limit // 2)):
+            self.flush()  # what goes for want of room is the end of the path, to which this one is to be added
+        offsets = self._session.reserve([size], after=parent)
+        if offsets:
+            return offsets[0]
+        if not self._taken:
+            raise UnavailableError("there is no room in memory for it now")
+        self._ended = "there was no room in memory for the rest of it"
+        return None
+
+    def commit(self, key: bytes, record: NodeRecord, parent: bytes, offset: int) -> None:
+        """Its slot is filled."""
         new = NewNode(
             parent,
             record.tokens,
-            at,
-            offsets[0],
+            record.start,
+            offset,
             record.size,
             record.grid,
             record.cost,
@@ -227,23 +264,44 @@ def import_(
             record.preview,
             record.holds_edge,
         )
-        refused = cache.counters.refused_nodes
-        session.commit(namespace, [new])
-        if cache.counters.refused_nodes > refused and not _is_there(cache, parent, record.tokens):
-            raise UnavailableError(f"what comes before a block is gone again; {nodes} blocks were imported")
-        parent, at, nodes, total = parent if is_edge else key, at + count, nodes + 1, total + record.size
-        unflushed += record.size
-        taken.append(key)
-        if not is_edge:
-            path.append(record.tokens)
-    if _get(file, Header).nodes != header.nodes:
-        raise TransferError("it has no end")
-    write_path(_unwritten(cache, taken))  # at once, so that the answer can say whether it fits
-    if file.read(1):
-        raise TransferError("something follows its end: each prefix is a file of its own; this one was imported")
-    kept = _on_disk(cache, namespace, b"".join(path))
-    not_kept = _why_not_kept(cache) if kept < at else ""
-    return Transferred(nodes, at, total, cache.counters.known_nodes - known_before, kept, not_kept)
+        done = self._session.commit(self._namespace, [new])
+        if done.refused:
+            room = self._cache.room_for_blocks()
+            self._ended = f"what was imported of it had to make room in {room} for something else, or was purged"
+            return
+        self.known += done.known
+        self._unflushed += record.size
+        self._taken.append(key)
+
+    def flush(self) -> None:
+        """Write what is in RAM only."""
+        self._unflushed = 0
+        self._write_path(self._unwritten())
+        self._refused = _why_not_kept(self._cache) if self._unwritten() else ""
+
+    def not_kept(self) -> str:
+        """Why not all of it is on disk."""
+        return self._refused or self._ended or _why_not_kept(self._cache)
+
+    def _unwritten(self) -> list[HotNode]:
+        """Those that are in RAM only, in their order."""
+        with self._cache.lock:
+            found = (self._cache.hot.by_key.get(key) for key in self._taken)
+            return [hot for hot in found if hot is not None and not hot.warm]
+
+
+def _read_state(file: BinaryIO, decoder: Decoder, key: bytes, size: int, out: memoryview | None) -> None:
+    """The pieces of a node of `size` bytes, checked, into `out`, or nowhere. Raises TransferError."""
+    for number in range(piece_count(size)):
+        (length,) = struct.unpack("<I", _read(file, 4))
+        if length > 2 * PIECE:
+            raise TransferError("it is damaged: a piece is too long")
+        piece, begin = memoryview(_read(file, length)), number * PIECE
+        end = min(size, begin + PIECE)
+        try:
+            decoder.decode(key, number, piece, decoder.scratch(end - begin) if out is None else out[begin:end])
+        except DamagedError as error:
+            raise TransferError(f"it is damaged: {error}") from error
 
 
 def _next_node(file: BinaryIO, number: int, nodes: int) -> NodeRecord:
@@ -283,13 +341,6 @@ def _size_of(cache: Cache, namespace: bytes, count: int) -> int | None:
     return layout.of(count).size(1) if layout is not None else None
 
 
-def _unwritten(cache: Cache, keys: Sequence[bytes]) -> list[HotNode]:
-    """Those of these nodes that are in RAM only, in their order."""
-    with cache.lock:
-        found = (cache.hot.by_key.get(key) for key in keys)
-        return [hot for hot in found if hot is not None and not hot.warm]
-
-
 def _on_disk(cache: Cache, namespace: bytes, tokens: bytes) -> int:
     """How many of `tokens` (u32 LE) could be gone on from if there were nothing in RAM."""
     edges = edges_of(cache.namespaces.get(namespace, {}))
@@ -314,7 +365,7 @@ def _why_not_kept(cache: Cache) -> str:
         return f"the disk cannot be written: {cache.warm_reason}"
     if cache.spares_disk:
         return "as much was written today as `cache.daily_writes` allows"
-    return "it does not fit into `cache.warm` (or a share of it) beside what must stay there"
+    return f"it does not fit into {cache.room_for_blocks()} beside what must stay there"
 
 
 def _check_namespace(cache: Cache, description: Mapping[str, Any]) -> Namespace:
@@ -336,11 +387,6 @@ def _check_namespace(cache: Cache, description: Mapping[str, Any]) -> Namespace:
     nearest = min((differences(description, other) for other in here), key=len)
     name = description.get(MODEL_NAME, "another model")
     raise TransferError(f"it is a prefix of {name} that no model here can use: {'; '.join(nearest)}")
-
-
-def _is_there(cache: Cache, parent: bytes, tokens: bytes) -> bool:
-    with cache.view() as (tables, _warm):
-        return any(table.get(parent + swap(tokens)) is not None for table in tables)
 
 
 def _get(file: BinaryIO, kind: type[Any]) -> Any:

@@ -22,6 +22,7 @@ from homeprefixd.errors import NotFoundError
 from homeprefixd.frames import store as frames
 from homeprefixd.prefix.blocks import FORMAT_VERSION, MODEL_NAME, block_key, namespace_of, to_le
 from homeprefixd.prefix.codec import PIECE, Encoder, piece_count
+from homeprefixd.prefix.purge import purge
 from homeprefixd.prefix.transfer import (
     MAGIC,
     Header,
@@ -256,6 +257,96 @@ def long_import(house: House, blocks: int) -> Transferred:
     """Of 1 MiB of state for each block."""
     data = handmade([([n] * 64, random.Random(n).randbytes(MIB)) for n in range(blocks)])
     return import_(house.cache, house.session, io.BytesIO(data), house.cache.write_path)
+
+
+class Meanwhile(io.BytesIO):
+    """A file of which, once `at` of its bytes were read, something else is done."""
+
+    def __init__(self, data: bytes, at: float, what: Callable[[], object]) -> None:
+        """`at`: as a share of it."""
+        super().__init__(data)
+        self._at = int(len(data) * at)
+        self._what: Callable[[], object] | None = what
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._what is not None and self.tell() >= self._at:
+            what, self._what = self._what, None
+            what()
+        return super().read(size)
+
+
+def blocks(first: int, count: int, size: int = MIB) -> bytes:
+    """A file of blocks with states that do not compress."""
+    return handmade([([n] * 64, random.Random(n).randbytes(size)) for n in range(first, first + count)])
+
+
+def taken_in(house: House, file: io.BytesIO) -> Transferred:
+    return import_(house.cache, house.session, file, house.cache.write_path)
+
+
+def test_two_imports_at_once_say_each_what_was_new_of_it(tmp_path: Path) -> None:
+    house = House(tmp_path, hot=64 * MIB)
+    old, new = blocks(0, 12, 3000), blocks(100, 12, 3000)
+    assert taken_in(house, io.BytesIO(old)).known == 0
+    others: list[Transferred] = []
+    done = taken_in(house, Meanwhile(new, 0.5, lambda: others.append(taken_in(house, io.BytesIO(old)))))
+    assert (done.nodes, done.known, done.kept) == (12, 0, 12 * 64)
+    assert [(one.nodes, one.known) for one in others] == [(12, 12)]
+    house.close()
+
+
+def test_two_imports_at_once_where_there_is_room_for_one(tmp_path: Path) -> None:
+    house = House(tmp_path, hot=8 * MIB, warm=30 * MIB)
+    others: list[Transferred] = []
+    one, other = blocks(0, 24), blocks(100, 24)
+    done = taken_in(house, Meanwhile(one, 0.7, lambda: others.append(taken_in(house, io.BytesIO(other)))))
+    assert (done.nodes, done.tokens, others[0].nodes) == (24, 24 * 64, 24)
+    assert others[0].kept == 24 * 64
+    assert 0 <= done.kept < 24 * 64
+    assert "`cache.warm`" in done.not_kept
+    house.reopen()
+    assert house.known([n // 64 for n in range(24 * 64)]) == done.kept
+    assert house.known([100 + n // 64 for n in range(24 * 64)]) == 24 * 64
+    house.close()
+
+
+@pytest.mark.parametrize("how", ["purged", "full"])
+def test_what_has_no_room_any_more_is_checked_too(tmp_path: Path, how: str) -> None:
+    """The answer is what is kept and why not all; damage further on is found all the same."""
+    house = House(tmp_path, hot=8 * MIB, kind=FaultyDisk)
+
+    def happens() -> None:
+        if how == "purged":
+            purge(house.cache, everything=True, now=house.now)
+            return
+        disk = house.cache.disk
+        assert isinstance(disk, FaultyDisk)
+        disk.faults.write_error = errno.ENOSPC
+
+    data = blocks(0, 24)
+    done = taken_in(house, Meanwhile(data, 0.5, happens))
+    assert (done.nodes, done.tokens, done.bytes) == (24, 24 * 64, 24 * MIB)
+    assert (done.kept > 0) == (how == "full")
+    assert done.kept < done.tokens
+    assert ("or was purged" if how == "purged" else "the disk cannot be written") in done.not_kept
+    wrong = bytearray(data)
+    wrong[-MIB] ^= 1
+    house.namespace = house.cache.open_namespace(DESCRIPTION)[0]
+    with pytest.raises(TransferError, match="damaged"):
+        taken_in(house, Meanwhile(bytes(wrong), 0.5, happens))
+    house.close()
+
+
+def test_the_floor_is_named(tmp_path: Path) -> None:
+    house = House(tmp_path, hot=64 * MIB, min_free=100 * MIB)
+    disk = house.cache.disk
+    assert disk is not None
+    disk.free_bytes = lambda: 112 * MIB - disk.file_bytes()  # type: ignore[method-assign]
+    done = taken_in(house, io.BytesIO(blocks(0, 24)))
+    assert 4 * 64 <= done.kept < 24 * 64
+    assert "`cache.min_free` leaves 100 MiB of the disk to others" in done.not_kept
+    assert disk.free_bytes() >= 100 * MIB
+    house.close()
 
 
 @pytest.mark.parametrize("room", ["all", "budget", "day", "disk", "off"])
