@@ -14,7 +14,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,6 +36,7 @@ from ..program import typed
 from .answers import is_always_there, lack
 
 if TYPE_CHECKING:
+    from ..budgets import DiskBudget
     from ..frames.store import Transferred
     from ..prefix.client import AdminClient
 
@@ -140,8 +141,10 @@ class Cache(Protocol):
 
 
 @contextlib.contextmanager
-def reach(url: str | None, directory: Path | None) -> Iterator[Cache]:
+def reach(url: str | None, directory: Path | None, budget: Callable[[], DiskBudget] | None = None) -> Iterator[Cache]:
     """The cache at `url`, else that of the daemon running on `directory`, else the closed store in it.
+
+    `budget`: that which a closed store is kept to where something is taken in.
 
     Raises UnavailableError, UnauthorizedError, ForbiddenError, NotFoundError (no
     store there), StoreError (in use by something that does not answer).
@@ -158,7 +161,7 @@ def reach(url: str | None, directory: Path | None) -> Iterator[Cache]:
         )
     from ..prefix.client import AdminClient
 
-    client = AdminClient.start(directory)
+    client = AdminClient.start(directory, budget=budget)
     try:
         yield ClosedCache(client, str(directory))
     finally:

@@ -12,15 +12,16 @@ import stat
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from ..config_sources import cache_directory
 from ..errors import RequestError, UnavailableError
 from ..sizes import size_text
-from .cache import cache_flags, directory_of
+from .cache import cache_flags, directory_of, key_flag, url_flag
 from .output import Output, count_text, counted
 from .reach import (
     Cache,
@@ -33,7 +34,11 @@ from .reach import (
     stranger,
     understood,
 )
+from .settings import json_flag, load_settings, setting_flags
 from .warming import body_of, named, names_of, prompt_flags
+
+if TYPE_CHECKING:
+    from ..budgets import DiskBudget
 
 _PATIENCE = 3_600.0  # s without a byte
 _BUFFER = 1 << 20
@@ -92,12 +97,16 @@ def export(
 
 @click.command("import")
 @click.argument("source", metavar="FILE")
-@cache_flags
+@key_flag
+@url_flag
+@json_flag
+@setting_flags("--cache-dir", "--warm")
 def import_(url: str | None, as_json: bool, source: str, **given: str | None) -> None:
     """Take in a prefix that `export` has written.
 
     On this machine the same model must run with the same settings of K and V, or have run so, where the daemon is
-    stopped; else it is refused, and what differs is named. FILE - is standard input.
+    stopped; else it is refused, and what differs is named. FILE - is standard input. With the daemon stopped, too, no
+    more is kept than its settings allow: give the --config and the --warm that it gets.
     """
     headers = {"Content-Type": "application/octet-stream"}
     with _named("standard input" if source == "-" else source), contextlib.ExitStack() as stack:
@@ -114,7 +123,7 @@ def import_(url: str | None, as_json: bool, source: str, **given: str | None) ->
         url = url if directory is None else running_daemon(directory)
         done: dict[str, Any]
         if url is None:
-            done = _closed(stack.enter_context(reach(None, directory))).import_(data.fileno())
+            done = _closed(stack.enter_context(reach(None, directory, _budget(given)))).import_(data.fileno())
         else:
             path = "/cache/import"
             done = dict(understood(stack.enter_context(_asked(url, path, data, headers)).read(), url, path))
@@ -125,6 +134,18 @@ def import_(url: str | None, as_json: bool, source: str, **given: str | None) ->
         output.line(_imported(done))
         if done.get("not_kept"):
             output.line(f"only {count_text(done['kept'])} tokens of it are on disk: {done['not_kept']}")
+
+
+def _budget(given: Mapping[str, str | None]) -> Callable[[], DiskBudget]:
+    """What the daemon would give its store of the disk, by the same settings."""
+
+    def resolved() -> DiskBudget:
+        from ..budgets import disk_budget
+
+        cache = load_settings(given).config.cache
+        return disk_budget(cache, cache_directory(cache.dir, os.environ))
+
+    return resolved
 
 
 def _imported(done: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..channel import Channel, ChannelClosedError
 from ..child import PARENT_PID
@@ -25,6 +25,9 @@ from ..frames import Frame
 from ..frames import store as frames
 from ..frames.store import FromStore, Prefixes, Purged
 from .directory import DATA
+
+if TYPE_CHECKING:
+    from ..budgets import DiskBudget
 
 _LAST_WORDS = 20
 _STOP_SECONDS = 60.0
@@ -41,11 +44,11 @@ class AdminClient:
         sock: socket.socket,
         process: subprocess.Popen[str] | None = None,
         *,
-        to_write: Callable[[], tuple[socket.socket, subprocess.Popen[str]]] | None = None,
+        to_write: Callable[[bool], tuple[socket.socket, subprocess.Popen[str]]] | None = None,
     ) -> None:
         """`sock`: to a running store; `process`: that store, if it ends with this client.
 
-        `to_write`: starts another one, where this one was opened for reading only.
+        `to_write`: starts another one, where this one was opened for reading only; told whether it will take in more.
         """
         self._to_write = to_write
         self._tickets = itertools.count(1)
@@ -76,12 +79,14 @@ class AdminClient:
         warm: int = 0,
         compression: int = 1,
         log_level: str = "warning",
+        budget: Callable[[], DiskBudget] | None = None,
     ) -> AdminClient:
         """Run a store on `cache_dir` and connect to it. Raises StoreError if it refuses, e.g. because it is in use.
 
         A directory without a store is refused, and the store is opened for reading only until something is asked that
         changes it: looking at a store neither evicts from it nor repairs it. `create`, or `warm` > 0 (its budget in
-        bytes): it is opened for writing at once, and made if it is missing.
+        bytes): it is opened for writing at once, and made if it is missing. `budget`: the daemon's, kept to by what
+        takes in more; what only removes or marks evicts nothing for it. Without one there is no bound.
         """
 
         def run(*flags: str) -> tuple[socket.socket, subprocess.Popen[str]]:
@@ -92,11 +97,13 @@ class AdminClient:
         if warm > 0:
             return cls(*run("--warm", str(warm), "--existing"))
 
-        def to_write() -> tuple[socket.socket, subprocess.Popen[str]]:
-            budget = _WARM
+        def to_write(takes_in: bool) -> tuple[socket.socket, subprocess.Popen[str]]:
+            if takes_in and budget is not None:
+                return run(*_flags(budget()), "--existing")
+            most = _WARM
             with contextlib.suppress(OSError):
-                budget = max(budget, 2 * (cache_dir / DATA).stat().st_size)
-            return run("--warm", str(budget), "--existing")
+                most = max(most, 2 * (cache_dir / DATA).stat().st_size)
+            return run("--warm", str(most), "--existing")
 
         return cls(*run("--warm", "0", "--read-only"), to_write=to_write)
 
@@ -142,7 +149,7 @@ class AdminClient:
 
     def import_(self, descriptor: int) -> frames.Transferred:
         """Read a prefix from a file. Raises as the store does."""
-        self._may_write()
+        self._may_write(takes_in=True)
         return self._transferred(frames.Import(next(self._tickets)), descriptor)
 
     def _pinned(self, frame: frames.Pin | frames.Unpin) -> list[frames.PinInfo]:
@@ -171,12 +178,12 @@ class AdminClient:
             if self._process.stderr is not None:
                 self._process.stderr.close()
 
-    def _may_write(self) -> None:
+    def _may_write(self, *, takes_in: bool = False) -> None:
         """Have a store that is open for writing."""
         if self._to_write is not None:
             to_write, self._to_write = self._to_write, None
             self.close()
-            self._connect(*to_write())
+            self._connect(*to_write(takes_in))
 
     def __enter__(self) -> AdminClient:
         return self
@@ -214,6 +221,14 @@ class AdminClient:
             for line in self._process.stderr:
                 if line.strip():
                     self._words.append(line.strip())
+
+
+def _flags(budget: DiskBudget) -> list[str]:
+    return [
+        *("--warm", str(budget.warm)),
+        *("--min-free", str(budget.min_free)),
+        *("--daily-writes", str(budget.daily_writes)),
+    ]
 
 
 def _run_store(cache_dir: Path, hot: int, *flags: str) -> tuple[socket.socket, subprocess.Popen[str]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import random
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -18,9 +20,13 @@ import pytest
 from homeprefixd.bench.many_nodes import DESCRIPTION, fill
 from homeprefixd.cli import transfer
 from homeprefixd.errors import RequestError
-from homeprefixd.prefix.blocks import namespace_of
+from homeprefixd.prefix import transfer as prefix
+from homeprefixd.prefix.blocks import FORMAT_VERSION, block_key, namespace_of, to_le
+from homeprefixd.prefix.codec import PIECE, Encoder, piece_count
 from homeprefixd.prefix.disk import Disk
 from homeprefixd.prefix.policy import Worth
+
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -122,6 +128,72 @@ def test_a_prefix_goes_from_one_closed_store_to_another(
     assert command("import", str(out), *flags).out == "nothing new: all 50 blocks were there\n"
     found = json.loads(command("verify", *flags, "--json").out)
     assert (found["nodes"], found["damaged"]) == (50, 0)
+
+
+def large_prefix(file: Path, blocks: int) -> None:
+    """Of 1 MiB of state a block, of the model that `fill` is of."""
+    with file.open("wb") as out:
+        out.write(prefix.MAGIC)
+        prefix._put(out, prefix.Header(FORMAT_VERSION, dict(DESCRIPTION), blocks))
+        parent, encoder = bytes(namespace_of(DESCRIPTION)), Encoder(0)
+        for number in range(blocks):
+            tokens, state = to_le([number] * 64), random.Random(number).randbytes(MIB)
+            parent = block_key(parent, tokens)
+            prefix._put(out, prefix.NodeRecord(tokens, number * 64, MIB, True, "prompt", 0.1, ""))
+            for piece in range(piece_count(MIB)):
+                record = encoder.encode(parent, piece, memoryview(state)[piece * PIECE : (piece + 1) * PIECE])
+                out.write(struct.pack("<I", len(record)) + record)
+        prefix._put(out, prefix.Header(FORMAT_VERSION, {}, blocks))
+
+
+@pytest.mark.parametrize("source", ["file", "environment", "flag"])
+def test_an_import_keeps_to_the_budget_of_the_daemon(
+    command: Callable[..., Any], directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """What it says that it has kept is not evicted by the next start."""
+    large_prefix(tmp_path / "large", 24)
+    flags = ["--cache-dir", str(directory)]
+    if source == "file":
+        (tmp_path / "config.toml").write_text('[cache]\nwarm = "10MiB"\n')
+        flags += ["--config", str(tmp_path / "config.toml")]
+    elif source == "environment":
+        monkeypatch.setenv("HOMEPREFIXD_CACHE_WARM", "10MiB")
+    budget = ["--warm", "10MiB"] if source == "flag" else []
+    done = json.loads(command("import", str(tmp_path / "large"), *flags, *budget, "--json").out)
+    assert (done["nodes"], done["tokens"]) == (24, 24 * 64)
+    assert 4 * 64 <= done["kept"] < 24 * 64
+    assert "does not fit into `cache.warm`" in done["not_kept"]
+    assert (directory / "data.mdb").stat().st_blocks * 512 <= 11 * MIB
+    there = json.loads(command("ls", *flags, "--json").out)["prefixes"]
+    assert done["kept"] in [one["tokens"] for one in there]
+
+
+def test_an_import_leaves_others_what_is_theirs(command: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
+    large_prefix(tmp_path / "large", 24)
+    (tmp_path / "config.toml").write_text('[cache]\nmin_free = "64TiB"\n')
+    before = (directory / "data.mdb").stat().st_blocks
+    flags = ("--cache-dir", str(directory), "--config", str(tmp_path / "config.toml"))
+    said = command("import", str(tmp_path / "large"), *flags, "--json")
+    assert (said.code, said.err) == (0, "")
+    done = json.loads(said.out)
+    assert done["kept"] < 24 * 64
+    assert "`cache.min_free`" in done["not_kept"]
+    assert (directory / "data.mdb").stat().st_blocks <= before + 4096
+
+
+def test_what_only_removes_or_marks_evicts_nothing(
+    command: Callable[..., Any], directory: Path, tmp_path: Path
+) -> None:
+    """A daemon may have been started with more."""
+    flags = ("--cache-dir", str(directory))
+    large_prefix(tmp_path / "large", 8)
+    assert command("import", str(tmp_path / "large"), *flags, "--warm", "1GiB").code == 0
+    (tmp_path / "config.toml").write_text('[cache]\nwarm = "2MiB"\n')
+    small = (*flags, "--config", str(tmp_path / "config.toml"))
+    assert command("pin", "--prefix", first_id(command, directory), *small).code == 0
+    assert command("unpin", "--all", *small).code == 0
+    assert command("purge", "--older-than", "300000d", *small).code == 0
+    assert json.loads(command("ls", *flags, "--json").out)["total"] == 208
 
 
 def test_a_store_that_never_had_this_model_refuses(
