@@ -22,10 +22,21 @@ from ..explain.causes import HARMLESS
 from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length, name_of
+from ..explain.proposal import Proposal
 from ..explain.rules import rules_behind
 from ..frames import Frame
 from ..frames.store import Traced
-from ..frames.worker import Account, Delta, Failure, Finding, Finished, Generate, SectionTokens, StableRules
+from ..frames.worker import (
+    Account,
+    Delta,
+    Failure,
+    Finding,
+    Finished,
+    Generate,
+    Judged,
+    SectionTokens,
+    StableRules,
+)
 from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
 
@@ -139,7 +150,9 @@ class Accountant:
         if found is None and generate.cache:
             found = self._from_store(new)
         if found is None:
-            return Account(generate.rid, sections, False, 0, 0, None, rules, not generate.cache)
+            account = Account(generate.rid, sections, False, 0, 0, None, rules, not generate.cache)
+            account.judged = self._judged(None, new)
+            return account
         other, common = found
         whole = other.prompt.text + other.prompt.reply
         known = common
@@ -166,7 +179,15 @@ class Accountant:
             rules,
             not generate.cache,
             reply=_reply_of(other.prompt, prompt),
+            judged=self._judged(finding, new),
         )
+
+    def _judged(self, finding: Finding | None, new: Known) -> list[Judged]:
+        """What was proposed for the prompt's app, and what is proposed now."""
+        with self._lock:
+            if finding is not None:
+                self._memory.propose(Proposal(finding.rule, finding.setting), new.client)
+            return [Judged(*proposal, fits) for proposal, fits in self._memory.judged(new)]
 
     def _certain(self, known: int, prompt: int) -> int:
         """Of the tokens that were computed before, those that the cache would surely give if it had them."""

@@ -364,6 +364,14 @@ class Finding(msgspec.Struct, frozen=True):
     beside: bool = False  # another prompt begins more like this one, but has less in common with it
 
 
+class Judged(msgspec.Struct, frozen=True):
+    """A rule that was proposed for an app before, and whether it fits what that app sends now."""
+
+    rule: str
+    setting: str
+    fits: bool
+
+
 class Account(Frame):
     """What the worker knows of a prompt, sent once after `Accepted`. Nothing that a client is told."""
 
@@ -381,6 +389,7 @@ class Account(Frame):
     differences: list[str] = []  # how that one differs, in words
     reply: str = ""  # name of the message that has the other one's reply; "": none has it, or that is not known
     no_replay: bool = False  # what was generated is not known by its text (`cache.replay`)
+    judged: list[Judged] = []  # what was proposed for its app, by all prompts that are remembered
 
 
 class Progress(Frame):

@@ -13,6 +13,7 @@ from corpus import Chat, house, system, systems, user
 
 from homeprefixd.chat.stable import apply
 from homeprefixd.engine.account import Accountant
+from homeprefixd.explain.causes import MOVE
 from homeprefixd.explain.conclude import Explanation, conclude
 from homeprefixd.explain.memory import Known, Memory, words_of
 from homeprefixd.explain.prompt import Prompt
@@ -548,6 +549,30 @@ def test_where_the_rule_would_take_a_fact_along_an_expression_is_proposed() -> N
         told.append(explained(account, account.known, count))
     assert [one.rule for one in told[1:]] == ["", "move"]
     assert re.search(told[-1].setting, "Current time: 21:18", re.MULTILINE)
+
+
+def test_what_was_proposed_is_judged_by_what_comes_after_it() -> None:
+    """A constant line beside it, which the rule would take along; a second one that the expression finds."""
+    worker = Worker()
+    told = []
+    for number, line in enumerate(("bath", "attic", "hall", "bath\nWeather: sunny", "hall\nWeather: sunny")):
+        account, _ = worker.ask(f"a{number}", Chat([system(f"Be kind.\nRoom: {line}\n{NEW}"), user("Hello?")]))
+        told.append([(one.rule, one.fits) for one in account.judged])
+    assert told == [[], [], [(MOVE, True)], [(MOVE, False)], [(MOVE, False)]]
+    account, _ = worker.ask("other", Chat([system(NEW), user("Hello?")]), client="1.2.3.4 other/1")
+    assert account.judged == []  # it is another app's
+    for number, line in enumerate(("rain", "snow")):
+        room = f"Room: bath\nWeather: {line}"
+        account, _ = worker.ask(f"b{number}", Chat([system(f"Be kind.\n{room}\n{NEW}"), user("Hello?")]))
+    assert [(one.rule, one.fits) for one in account.judged] == [(MOVE, True)]  # it changes, too
+
+    worker = Worker()
+    told = []
+    bells = ("21:43", "21:51", "22:07", "22:16\nDoor bell rang at 07:00", "22:33\nDoor bell rang at 07:00", "22:41")
+    for number, bell in enumerate(bells):
+        account, _ = worker.ask(f"c{number}", Chat([system(f"Door bell rang at {bell}\n{NEW}"), user("Hello?")]))
+        told.append([(one.rule, one.fits) for one in account.judged])
+    assert told == [[], [], [("move", True)], *[[("move", False)]] * 3]
 
 
 def test_the_shape_of_home_assistant_gets_its_rule() -> None:
