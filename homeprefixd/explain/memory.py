@@ -16,7 +16,7 @@ from ..clients import app_name
 from ..frames.worker import StableRules
 from ..lora import Space
 from ..prefix.blocks import common_tokens
-from .causes import MOVE
+from .causes import MOVE, REMEMBERED
 from .evidence import finds_several, is_value, takes_what_changes
 from .prompt import Prompt
 from .proposal import Proposal
@@ -50,7 +50,7 @@ class Known:
 class Memory:
     """The last `most` prompts with at most `characters` together."""
 
-    def __init__(self, most: int = 48, characters: int = 4 << 20) -> None:
+    def __init__(self, most: int = REMEMBERED, characters: int = 4 << 20) -> None:
         self._most, self._limit = most, characters
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._proposed: OrderedDict[tuple[str, Proposal], str] = OrderedDict()  # app, rule -> the prompt against it

@@ -362,6 +362,7 @@ class Finding(msgspec.Struct, frozen=True):
     rule: str = ""  # the rule of `chat/stable.py` that would have kept it stable
     setting: str = "on"  # what that rule must be set to
     beside: bool = False  # another prompt begins more like this one, but has less in common with it
+    until: int = 0  # position up to which both go on word for word behind a value that differs; 0: no value does
 
 
 class Judged(msgspec.Struct, frozen=True):
