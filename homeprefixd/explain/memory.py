@@ -54,6 +54,7 @@ class Memory:
         self._most, self._limit = most, characters
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._proposed: OrderedDict[tuple[str, Proposal], str] = OrderedDict()  # app, rule -> the prompt against it
+        self._moving: tuple[Known, bool] | None = None  # the last one that MOVE was tried on, and whether it fits
         self._size = 0
 
     def __len__(self) -> int:
@@ -130,7 +131,9 @@ class Memory:
         all_known = (new, *(known for known in reversed(self._known.values()) if known is not new))
         prompts = [known for known in all_known if app_name(known.client) == app]
         if proposal.rule == MOVE:
-            return takes_what_changes(lines for known in prompts for lines in known.volatile)
+            if self._moving is None or self._moving[0] is not new:  # it is asked for each proposal, old and new
+                self._moving = new, takes_what_changes(lines for known in prompts for lines in known.volatile)
+            return self._moving[1]
         pattern = re.compile(proposal.setting, re.MULTILINE)
         return is_value(pattern, (known.prompt.system for known in prompts))
 
