@@ -116,7 +116,9 @@ class Memory:
             if whose != app:
                 continue
             if proposal.rule == MOVE:
-                told.append((proposal, self.supports(proposal, new)))
+                if any(new.volatile):  # else it says nothing about the rule
+                    against = self._proposed[whose, proposal] = "" if self.supports(proposal, new) else new.rid
+                told.append((proposal, not against))
                 continue
             if finds_several(re.compile(proposal.setting, re.MULTILINE), new.prompt.system):
                 against = self._proposed[whose, proposal] = new.rid
