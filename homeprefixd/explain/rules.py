@@ -41,8 +41,8 @@ def rules_behind(
 
 
 def helps(rule: str, before: Prompt, after: Prompt) -> bool:
-    """Whether a rule that sorts tools or their keys leaves less that differs. Order that it cannot mend (of tools without
-    a name, or of one name) is not mended.
+    """Whether a rule that sorts tools or their keys leaves less that differs. Order that it cannot mend (of tools
+    without a name, or of one name) is not mended.
     """
     if before.messages is None or after.messages is None:
         return False
