@@ -74,12 +74,22 @@ def _record(request: web.Request) -> Record:
 async def explain(request: web.Request) -> web.Response:
     """`GET /cache/explain/{id}`: the record of a request and why it did not reuse more; `last` is the last one.
 
-    `lines`: the rule that would help, as a configuration that has nothing of it has it.
+    `lines`: the rule that would help, as a configuration that has nothing of it has it. `outdated`: why that rule is
+    not applied any more, in a sentence; "" if nothing speaks against it.
     """
     record = _record(request)
     found = record.explanation
     lines = rule_lines(found.rule, found.setting or "on", found.app) if found is not None and found.rule else []
-    return json_response({"record": shown(record), "explanation": msgspec.to_builtins(found), "lines": lines})
+    told = {"record": shown(record), "explanation": msgspec.to_builtins(found), "lines": lines}
+    return json_response({**told, "outdated": _outdated(request.app[RECORDS], record)})
+
+
+def _outdated(kept: Records, record: Record) -> str:
+    """Why a record's rule must not be applied any more; "" if nothing speaks against it."""
+    newer = kept.corrected(record)
+    if newer is None:
+        return ""
+    return f"By what was asked since then this rule is not the right one any more: see the request {newer.id}."
 
 
 async def apply(request: web.Request) -> web.Response:
@@ -88,13 +98,9 @@ async def apply(request: web.Request) -> web.Response:
     explanation = record.explanation
     if explanation is None or not explanation.rule:
         raise RequestError("There is no rule that would help here.", param="id", code="no_rule")
-    newer = request.app[RECORDS].corrected(record)
-    if newer is not None:
-        raise RequestError(
-            f"By what was asked since then this rule is not the right one any more: see the request {newer.id}.",
-            param="id",
-            code="outdated",
-        )
+    outdated = _outdated(request.app[RECORDS], record)
+    if outdated:
+        raise RequestError(outdated, param="id", code="outdated")
     setting, app = explanation.setting or "on", explanation.app
     use = request.app.get(APPLY_RULE)
     if use is None:

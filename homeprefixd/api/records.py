@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import itertools
+import re
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -21,7 +22,8 @@ from ..clients import app_name
 from ..explain.causes import EVERYBODYS, title
 from ..explain.conclude import Explanation, OtherModel, conclude
 from ..explain.models_seen import ModelsSeen
-from ..frames.worker import TOO_SLOW, Account, Finished, GateDecision, Generate, Progress, SectionTokens
+from ..explain.prompt import common_length
+from ..frames.worker import TOO_SLOW, Account, Finished, GateDecision, Generate, Judged, Progress, SectionTokens
 from .figures_file import MOST_MODELS, Day, Figures, FiguresFile, Rate
 
 State = Literal["queued", "prefill", "decode", "finished", "left", "refused", "failed"]
@@ -33,6 +35,10 @@ CACHED = 0.5
 _MOST_RUNNING = 4096  # requests of which it is known at a time that another model had their chat
 
 _BLOCK = 64  # tokens; what is shorter is kept as a tail, and not counted
+
+_WORD_BEGUN = re.compile(r"\w+$")
+
+_MOST_JUDGED = 1024  # rules of apps of which it is known whether they still fit
 
 _RATE_TOKENS = 32  # of prefill from which a rate is learnt: shorter calls do not show the machine's speed
 _RATE_MEMORY = 0.8  # weight of what was learnt before
@@ -101,7 +107,7 @@ class App(msgspec.Struct):
     last: float = 0.0  # Unix time, s
     causes: dict[str, float] = {}  # cause -> seconds lost
     cause: str = ""  # the one that costs most, all its requests together
-    worst: str = ""  # id of its newest record, of those with a rule if there are
+    worst: str = ""  # id of its newest record, of those with a rule that still fits if there are
     text: str = ""  # what was lost, and how much of it to that cause, in a sentence
 
 
@@ -111,17 +117,14 @@ class _Loss(msgspec.Struct):
     seconds: float = 0.0
     tokens: int = 0
     places: set[str] = msgspec.field(default_factory=set)
-    shown: str = ""  # as `App.worst`
-    by_rule: bool = False  # that one has a rule
+    records: list[Record] = msgspec.field(default_factory=list)  # the newest last
 
     def add(self, record: Record) -> None:
         """A newer one."""
         self.seconds += record.lost_s
         self.tokens += record.lost
         self.places.add(record.place)
-        by_rule = record.explanation is not None and bool(record.explanation.rule)
-        if by_rule or not self.by_rule:
-            self.shown, self.by_rule = record.id, by_rule
+        self.records.append(record)
 
 
 class Records:
@@ -155,6 +158,7 @@ class Records:
         self._models_seen = ModelsSeen() if explain else None
         self._others: dict[str, OtherModel] = {}  # of requests that run, by id
         self._rates: dict[str, float] = {}  # prefill by model, tokens per second, as measured by this process
+        self._unfit: OrderedDict[tuple[str, str, str], Record | None] = OrderedDict()  # app, rule, setting -> by whom
         self._kept_rates = kept.rates  # the same, and those of earlier processes
         self._watchers: set[asyncio.Event] = set()
         self._begin = clock()
@@ -208,6 +212,7 @@ class Records:
         if account is not None:
             record.sections, record.replayed = account.sections, account.replayed
             record.rules = {name: times for name, times in account.rules.items() if not name.endswith(TOO_SLOW)}
+            self._note(record, account.judged)
             record.slow_rules = [name.removesuffix(TOO_SLOW) for name in account.rules if name.endswith(TOO_SLOW)]
         record.gate = event.gate
         other = self._others.get(record.id)
@@ -218,6 +223,14 @@ class Records:
         if found is not None and found.tokens_lost:
             record.cause, record.place = found.cause, found.place
             record.lost, record.lost_s = found.tokens_lost, found.seconds_lost or 0.0
+
+    def _note(self, record: Record, judged: Iterable[Judged]) -> None:
+        for one in judged:
+            key = record.app, one.rule, one.setting
+            self._unfit[key] = None if one.fits else record
+            self._unfit.move_to_end(key)
+        while len(self._unfit) > _MOST_JUDGED:
+            self._unfit.popitem(last=False)
 
     def end(self, record: Record, state: State, error: str = "", total_ms: float = 0.0) -> None:
         """However it ended; only the first time counts."""
@@ -289,14 +302,20 @@ class Records:
         return next((record for record in reversed(self.recent) if record.id == name), None)
 
     def corrected(self, record: Record) -> Record | None:
-        """A newer one of the same app that left its prompt at the same place for the same cause, and has another rule
-        for it, since more of the app's prompts were known then; None if there is none."""
+        """A newer one of the same app by which a record's rule is not the right one any more; None if there is none.
+
+        That is one whose prompt the rule does not fit, as the worker says, which tries again with each prompt what it
+        has proposed; or one that has another rule for the same line, since more of the app's prompts were known then. A
+        newer one without a rule proves nothing: less may have been known, as after a start.
+        """
         old = record.explanation
+        if old is not None and (unfit := self._unfit.get((old.app, old.rule, old.setting))) is not None:
+            return unfit
         for newer in reversed(self.recent):
             new = newer.explanation
             if newer.number <= record.number or old is None:
                 return None
-            if new is not None and (new.app, new.cause, new.place) == (old.app, old.cause, old.place) and new.rule:
+            if new is not None and new.rule and new.app == old.app and _same_line(new, old):
                 return newer if (new.rule, new.setting) != (old.rule, old.setting) else None
         return None
 
@@ -330,12 +349,21 @@ class Records:
             app.causes = {cause: loss.seconds for cause, loss in by_cause.items()}
             app.cause = max(by_cause, key=lambda cause: (by_cause[cause].seconds, by_cause[cause].tokens))
             dearest = by_cause[app.cause]
-            app.worst = dearest.shown
+            app.worst = self._shown(dearest.records).id
             whole, of_it = _seconds(app.lost_s), _seconds(dearest.seconds)
             what = title(app.cause, next(iter(dearest.places)) if len(dearest.places) == 1 else "")
             share = of_it if of_it != whole else "all" if dearest.seconds >= 0.95 * app.lost_s else "most"
             app.text = f"lost {whole} since {self._since()}, {share} of it to {what}"
         return sorted(apps.values(), key=lambda app: -app.requests)
+
+    def _shown(self, records: Sequence[Record]) -> Record:
+        """Of the records of one cause, the newest last, the one that tells what to do."""
+        fitting = (
+            record
+            for record in reversed(records)
+            if record.explanation is not None and record.explanation.rule and self.corrected(record) is None
+        )
+        return next(fitting, records[-1])
 
     def _since(self) -> str:
         first = self.recent[0].began if self.recent else self._begin
@@ -357,6 +385,20 @@ class Records:
             yield watcher
         finally:
             self._watchers.discard(watcher)
+
+
+def _same_line(one: Explanation, other: Explanation) -> bool:
+    """Are both of one line of the same part: does it begin alike before the value?"""
+    heads = sorted((_head(one), _head(other)), key=len)
+    same = heads[1].startswith(heads[0]) if heads[0] else not heads[1]
+    return same and (one.cause, one.place) == (other.cause, other.place)
+
+
+def _head(explanation: Explanation) -> str:
+    """What a line has before its value: `Room: ` of `Room: kitchen`, as far as whole words of it are the same."""
+    head = explanation.lead.rpartition("\n")[2]
+    same = explanation.after[: common_length(explanation.before, explanation.after)]
+    return head or _WORD_BEGUN.sub("", same.partition("\n")[0])
 
 
 def first_token_ms(records: Iterable[Record], *, warm: bool) -> float | None:

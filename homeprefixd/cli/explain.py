@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..config_file import apply_rule, by_hand, quoted, rule_line
-from ..errors import ConfigError, HomeprefixdError
+from ..errors import ConfigError, HomeprefixdError, RequestError
 from ..explain.causes import GATE
 from .cache import cache_flags, daemon_of
 from .output import Output, count_text, printable, seconds_text
@@ -41,13 +41,15 @@ def explain(request_id: str, apply: bool, url: str | None, as_json: bool, **give
     if as_json:
         output.document(found)
     else:
-        for line in sentences(found["record"], found["explanation"]):
+        for line in sentences(found["record"], found["explanation"], found.get("outdated", "")):
             output.line(line)
     if not apply:
         return
     explanation = found["explanation"] or {}
     if not explanation.get("rule"):
         raise HomeprefixdError("there is no rule that would help here: nothing was written")
+    if found.get("outdated") and given.get("config"):  # else the daemon refuses it
+        raise RequestError(printable(found["outdated"]))
     said = _write(explanation, given) if given.get("config") else _have_it_used(daemon, found["record"]["id"])
     if not as_json:
         output.line(said)
@@ -85,8 +87,8 @@ def _text_of(given: Mapping[str, str | None]) -> str:
         return ""
 
 
-def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) -> list[str]:
-    """What a person wants to know, line by line."""
+def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None, outdated: str = "") -> list[str]:
+    """What a person wants to know, line by line. `outdated`: why the rule is not applied any more."""
     lines = [f"{record['id']} of {printable(record['app'])}, {record['model']}"]
     if record.get("state") not in ("finished", None):
         lines.append(f"It is {record['state']}" + (f": {printable(record['error'])}" if record.get("error") else "."))
@@ -123,7 +125,11 @@ def sentences(record: Mapping[str, Any], explanation: Mapping[str, Any] | None) 
         line = rule_line(explanation["rule"], explanation.get("setting") or "on")
         app = explanation.get("app", "")
         where = f"in a table [[stable.per_app]] with app = {quoted(app)}" if app else "in section [stable]"
-        lines.append(f"The rule that does it: {line} {where}; --apply writes it.")
+        lines.append(
+            f"The rule that was proposed: {line} {where}. {printable(outdated)}"
+            if outdated
+            else f"The rule that does it: {line} {where}; --apply writes it."
+        )
     return lines
 
 

@@ -18,14 +18,25 @@ import msgspec
 import numpy as np
 
 from ..clients import app_name
-from ..explain.causes import HARMLESS
+from ..explain.causes import HARMLESS, VALUES
 from ..explain.differences import Difference, difference
 from ..explain.memory import Known, Memory, words_of
 from ..explain.prompt import Prompt, common_length, name_of
-from ..explain.rules import rules_behind
+from ..explain.proposal import Proposal
+from ..explain.rules import in_force, rules_behind
 from ..frames import Frame
 from ..frames.store import Traced
-from ..frames.worker import Account, Delta, Failure, Finding, Finished, Generate, SectionTokens, StableRules
+from ..frames.worker import (
+    Account,
+    Delta,
+    Failure,
+    Finding,
+    Finished,
+    Generate,
+    Judged,
+    SectionTokens,
+    StableRules,
+)
 from ..lora import Chosen, Space
 from ..prefix.blocks import BLOCK_TOKENS, common_tokens, from_le, to_le
 
@@ -36,7 +47,6 @@ BEYOND = 256
 _SEAM = 2  # tokens at a prompt's end that may be others once a reply follows
 _LEAST_COMMON = 16  # tokens from which a stored prompt is one that resembles
 _EARLY = 64  # requests that ended before they were accounted for, of which one knows it
-_VALUES = frozenset({"clock", "counter", "random_id", "changing_value"})
 _CLEARLY, _MUCH = 1.25, 2.0  # times as much
 _PIECES = 400  # sections that are told at most
 
@@ -139,7 +149,9 @@ class Accountant:
         if found is None and generate.cache:
             found = self._from_store(new)
         if found is None:
-            return Account(generate.rid, sections, False, 0, 0, None, rules, not generate.cache)
+            account = Account(generate.rid, sections, False, 0, 0, None, rules, not generate.cache)
+            account.judged = self._judged(None, new)
+            return account
         other, common = found
         whole = other.prompt.text + other.prompt.reply
         known = common
@@ -166,7 +178,15 @@ class Accountant:
             rules,
             not generate.cache,
             reply=_reply_of(other.prompt, prompt),
+            judged=self._judged(finding, new),
         )
+
+    def _judged(self, finding: Finding | None, new: Known) -> list[Judged]:
+        """What was proposed for the prompt's app, and what is proposed now."""
+        with self._lock:
+            if finding is not None:
+                self._memory.propose(Proposal(finding.rule, finding.setting), new.client)
+            return [Judged(*proposal, fits) for proposal, fits in self._memory.judged(new)]
 
     def _certain(self, known: int, prompt: int) -> int:
         """Of the tokens that were computed before, those that the cache would surely give if it had them."""
@@ -197,11 +217,12 @@ class Accountant:
             names = rules_behind(other.prompt, prompt, other.rules, new.rules, **asked)
             if names:
                 place = f"the rule{'s' if len(names) > 1 else ''} {', '.join(f'`{name}`' for name in names)}"
-                found = replace(found, cause="rule_applied", part=place, proposals=())
+                found = replace(found, cause="rule_applied", part=place, proposals=(), until=0)
         if app_name(other.client) != app_name(new.client):
             found = _between_apps(found)
+        wanted = (one for one in found.proposals if not in_force(one, new.rules or StableRules(), new.client))
         with self._lock:
-            fitting = next((one for one in found.proposals if self._memory.supports(one, new)), None)
+            fitting = next((one for one in wanted if self._memory.supports(one, new)), None)
         found = replace(found, proposals=(fitting,) if fitting else (), systems=())  # of these two, too
         token = ends.token_at(found.place)
         rest = len(prompt.text) - found.place
@@ -216,6 +237,7 @@ class Accountant:
             alike=round(left * min(1.0, found.alike / rest)) if rest > 0 else 0,
             rule=found.rule,
             setting=found.setting,
+            until=ends.token_at(found.until) if found.until else 0,
         )
 
 
@@ -229,7 +251,7 @@ def _costlier(first: Finding | None, second: Finding | None) -> Finding | None:
     """`second` is of a prompt that begins less alike: it counts if what changes costs clearly more there."""
     if second is None or second.cause in HARMLESS:
         return first
-    more = _CLEARLY if second.cause in _VALUES else _MUCH
+    more = _CLEARLY if second.cause in VALUES else _MUCH
     if first is not None and second.token + second.alike <= (first.token + first.alike) * more:
         return first
     return msgspec.structs.replace(second, beside=True)

@@ -18,6 +18,9 @@ class Cause(NamedTuple):
     anywhere: str = ""  # the title without a place, where "the prompt" in its stead says nothing
 
 
+REMEMBERED = 48
+"""Prompts of a model with which new ones are compared."""
+
 MOVE = "move_volatile_line"
 
 CAUSES: Mapping[str, Cause] = {
@@ -148,7 +151,7 @@ CAUSES: Mapping[str, Cause] = {
         "",
     ),
     "never_seen": Cause(
-        "nothing: no prompt like this one was seen since the model was loaded",
+        f"nothing: none of the last prompts ({REMEMBERED} at most are remembered) is like this one",
         "",
     ),
     "rule_applied": Cause(
@@ -176,6 +179,9 @@ GATE: Mapping[str, str] = {
     "again": "computing seems faster, but now and then all is restored, so that what is measured stays true",
 }
 """`GateDecision.reason` in words."""
+
+VALUES = frozenset({"clock", "counter", "random_id", "changing_value"})
+"""Of a value in a text that stays as it is."""
 
 EVERYBODYS = frozenset({"freeze_clock"})
 """Rules that are of a model, not of an app."""
@@ -211,6 +217,8 @@ _AFTER_REMOVAL: Mapping[str, str] = {
 }
 """What to do where more room is not the answer."""
 
+_FROZEN = "Nothing: the rule `freeze_clock` is in force, so the prompt changes once a day, at midnight, and not again."
+
 _REPLAY = 'Set `cache.replay` to "on": then what was generated is known by its text, token for token.'
 
 
@@ -223,13 +231,15 @@ def title(cause: str, place: str) -> str:
     return CAUSES[cause].title.format(place=place or ("" if cause == "evicted" else "the prompt"))
 
 
-def advice(cause: str, why: str = "", *, no_replay: bool = False) -> str:
+def advice(cause: str, why: str = "", *, no_replay: bool = False, frozen: bool = False) -> str:
     """What to do about it. Commands stand there as they can be typed. `why`: a key of REMOVALS, of what was evicted;
-    `no_replay`: the memo of replies is off.
+    `no_replay`: the memo of replies is off; `frozen`: the template's clock is stopped already.
     """
     text = CAUSES[cause].advice
     if cause == "evicted":
         text = _AFTER_REMOVAL.get(why, text)
     elif cause == "retokenised" and no_replay:
         text = _REPLAY
+    elif cause == "template_clock" and frozen:
+        text = _FROZEN
     return text.replace("`homeprefixd pin`", typed("pin")).replace("`homeprefixd verify`", typed("verify"))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..frames.worker import Account, GateDecision, Timings
-from .causes import HARMLESS, REMOVALS, advice, title
+from .causes import HARMLESS, REMEMBERED, REMOVALS, advice, title
 
 _SLACK = 8
 """Tokens that a template may write otherwise behind a reply, and the one that is always evaluated."""
@@ -83,12 +83,11 @@ def conclude(
     by_difference = False
     if finding is not None:
         gain = finding.alike if not finding.beside else finding.token + finding.alike - had
-        by_difference = (
-            gain >= (_LEAST_LOSS if finding.cause in _ROUGH else _LEAST_FOUND)
-            and gain > lost
-            # what was reused, or could have been, is the truth
-            and (had <= finding.token + _SLACK or finding.beside or finding.cause == "other_namespace")
-        )
+        if had > finding.token + _SLACK and not finding.beside and finding.cause != "other_namespace":
+            # Of a prompt that is not remembered more was reused, or could have been. What stands behind that was lost
+            # to the value only as far as the remembered one has it, too, word for word.
+            gain = finding.until - had
+        by_difference = gain >= (_LEAST_LOSS if finding.cause in _ROUGH else _LEAST_FOUND) and gain > lost
     if finding is not None and by_difference:
         cause, place, token, rule = finding.cause, finding.place, finding.token, finding.rule
         if cause == "other_namespace" and account.differences:
@@ -114,7 +113,12 @@ def conclude(
         reused=reused,
         tokens_lost=lost,
         seconds_lost=seconds,
-        advice=advice(cause, account.gone.why if account.gone is not None else "", no_replay=account.no_replay),
+        advice=advice(
+            cause,
+            account.gone.why if account.gone is not None else "",
+            no_replay=account.no_replay,
+            frozen="freeze_clock" in account.rules,
+        ),
         rule=rule,
         setting=(finding.setting if finding is not None else "on") if rule else "",
         removed=account.gone.when if cause == "evicted" and account.gone is not None else 0.0,
@@ -199,7 +203,8 @@ def _text(
             "computed_faster": f"{head}; {weighed:,} more are kept, but computing them is predicted to be faster than"
             " reading them.",
             "too_short": f"The prompt has {total} tokens: that is too short to be kept.",
-            "never_seen": f"{head}; no prompt like this one was seen since the model was loaded, so the rest was new.",
+            "never_seen": f"{head}; none of the last prompts (at most {REMEMBERED} are remembered) is like this one, so"
+            " the rest is taken for new.",
             "rule_applied": f"{head}: {place} of [stable] came into force or was changed, so this prompt is computed"
             " anew once; those that follow are reused.",
             "rule_moved": f"{head}: what a rule of [stable] moves out of the system message stands in the last question"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,16 +16,17 @@ from typing import Any
 from ..chat import stable
 from ..chat.volatile_lines import volatile_lines
 from ..frames.worker import Message
-from .causes import CAUSES, MOVE
+from .alike import alike_behind, line_at, own_alike, start_of, until_again
+from .causes import CAUSES, MOVE, VALUES
 from .evidence import takes_what_changes
 from .prompt import Part, Prompt, common_length, tool_name
 from .proposal import DROP_BILLING_LINE, Proposal, dropping, moving
 from .reordered import canonical, reordered, without_order
+from .rules import helps
 from .volatile import volatile
 
 _WINDOW = 16_384  # characters behind the difference that are compared
 _SHOWN = 48  # characters of each text that are shown
-_SEGMENT = re.compile(r"[^\n,.;{}<>|]+")
 _THOUGHT = re.compile(
     r"<think|</think|<\|channel\|>\s*analysis|<reasoning|<thought|\[THINK\]|<seed:think", re.IGNORECASE
 )
@@ -48,7 +48,8 @@ _FOUND_AGAIN = 64  # characters that must come again for one text to be in anoth
 @dataclass(frozen=True)
 class Difference:
     """`place`: position in both texts of the first character that differs; `alike`: characters behind it that are not
-    new, roughly."""
+    new, roughly; `until`: where the second one leaves the first again, if what differs is a value, else 0.
+    """
 
     cause: str
     part: str
@@ -59,6 +60,7 @@ class Difference:
     alike: int
     proposals: Iterable[Proposal] = ()  # the best first; each is made when it is asked for
     systems: Sequence[str] = ()  # both system messages, if it is in them
+    until: int = 0
 
     @cached_property
     def proposal(self) -> Proposal:
@@ -86,7 +88,7 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
     if place >= len(b) or not a[place:].strip():
         return None
     part = after.part_at(place)
-    alike = _alike(a[place:], b[place:])
+    alike = alike_behind(a[place:], b[place:])
     if (before.moved or after.moved) and _is_of_a_rule(before, after, part):
         return Difference("rule_moved", part.name, place, "", "", "", alike)
     cause, name, old, new = _why(before, after, a, place, part)
@@ -98,8 +100,10 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         return None
     if cause == "retokenised":  # its words are the same, though not all of them are found as pieces
         alike = max(alike, min(len(b) - place, _reply_length(before, after)))
+    elif before.tools and after.tools:
+        alike = min(alike, own_alike(before, after, place))
     proposals = _proposed(cause, before, after, place, part)
-    start = _start_of(new, b, place) if new is not None else place
+    start = start_of(new, b, place) if new is not None else place
     return Difference(
         cause=cause,
         part=name or part.name,
@@ -110,6 +114,7 @@ def difference(before: Prompt, after: Prompt) -> Difference | None:
         alike=alike,
         proposals=proposals,
         systems=(_systems(before, after, place, part) or ()) if proposals else (),
+        until=until_again(a, b, place, old, new) if cause in VALUES else 0,
     )
 
 
@@ -118,12 +123,6 @@ def _reply_length(before: Prompt, after: Prompt) -> int:
     messages = after.messages or ()
     index = len(before.messages or ())
     return len(messages[index].content or "") if index < len(messages) else 0
-
-
-def _start_of(value: str, text: str, place: int) -> int:
-    """Where a value begins that holds `place`; `place` where it is no piece of the text there."""
-    start = text.find(value, max(0, place - len(value)), place + len(value)) if value else -1
-    return start if 0 <= start <= place else place
 
 
 def _is_of_a_rule(before: Prompt, after: Prompt, part: Part) -> bool:
@@ -149,7 +148,9 @@ def _proposed(cause: str, before: Prompt, after: Prompt, place: int, part: Part)
         return _moved(before, after, place, part)
     if rule == DROP_BILLING_LINE:
         return dropping(*(_systems(before, after, place, part) or ("", "")), place - part.start)
-    return () if not rule or (rule == "sort_keys" and part.kind not in ("tool", "template")) else (Proposal(rule),)
+    if not rule or (rule == "sort_keys" and part.kind not in ("tool", "template")):
+        return ()
+    return (Proposal(rule),) if rule == "freeze_clock" or helps(rule, before, after) else ()
 
 
 def _moved(before: Prompt, after: Prompt, place: int, part: Part) -> Iterable[Proposal]:
@@ -219,7 +220,7 @@ def _changed(before: Prompt, after: Prompt, a: str, place: int, part: Part) -> W
     earlier = part.kind == "message" and 0 <= part.index < last
     if earlier and (not _same_last(before, part) or _was_answered(before, after, part.index)):
         return "history_edited", "", None, None
-    lines = _line_at(a, place), _line_at(b, place)
+    lines = line_at(a, place), line_at(b, place)
     behind = [text[end : end + _WINDOW] for text, (_start, end) in zip((a, b), lines, strict=True)]
     short = all(end - start <= _LONG_LINE for start, end in lines)
     if short and _go_on_alike(behind[0], behind[1], _A_LINE if part.kind == "system" else _FOUND_AGAIN):
@@ -432,20 +433,6 @@ def _something_went(before: Prompt, part: Part, a: str, b: str, place: int) -> b
 # ------------------------------------------------------------------------------------------------- texts
 
 
-def _alike(a: str, b: str) -> int:
-    """Characters of `b` that `a` has too, wherever they stand: a bound on what a fixed order would have reused."""
-    end = common_length(a[: -_WINDOW - 1 : -1], b[: -_WINDOW - 1 : -1])
-    wa, wb = a[:_WINDOW], b[:_WINDOW]
-    if not wb:
-        return 0
-    known = Counter(_SEGMENT.findall(wa))
-    same = 0
-    for segment, count in Counter(_SEGMENT.findall(wb)).items():
-        same += len(segment) * min(count, known.get(segment, 0))
-    total = sum(len(segment) for segment in _SEGMENT.findall(wb)) or 1
-    return max(end, round(same / total * len(b)))
-
-
 def _is_blank_only(a: str, b: str, place: int) -> bool:
     """Do the texts differ in blanks here, and go on alike?"""
     wa, wb = a[max(0, place - 1) : place + 160], b[max(0, place - 1) : place + 160]
@@ -459,13 +446,6 @@ def _comes_again(text: str, place: int, other: str) -> bool:
     """Does what stands in `text` at `place` come later in `other`? Then something before it went."""
     probe = text[place : place + _FOUND_AGAIN]
     return len(probe) == _FOUND_AGAIN and other.find(probe, place + 1, place + 64 * _WINDOW) > place
-
-
-def _line_at(text: str, place: int) -> tuple[int, int]:
-    """Of the line that holds `place`."""
-    start = text.rfind("\n", 0, place) + 1
-    end = text.find("\n", place)
-    return start, end if end >= 0 else len(text)
 
 
 def _go_on_alike(a: str, b: str, least: int) -> bool:

@@ -6,6 +6,7 @@ both may be a fact of another prompt. A rule is for all prompts of its app, so i
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -64,6 +65,12 @@ def is_value(pattern: re.Pattern[str], prompts: Iterable[Sequence[str]]) -> bool
             seen += found
     values = set(seen)
     return len(values) >= _DIFFERENT and (len(seen) >= _TIMES or _typed_by_nobody(values))
+
+
+def finds_several(pattern: re.Pattern[str], texts: Sequence[str]) -> bool:
+    """Whether an expression finds more than one thing in the system messages of a prompt."""
+    found = (match for text in texts for match in pattern.finditer(text))
+    return len(list(itertools.islice(found, 2))) > 1
 
 
 def _typed_by_nobody(seen: set[str]) -> bool:

@@ -16,14 +16,15 @@ from ..clients import app_name
 from ..frames.worker import StableRules
 from ..lora import Space
 from ..prefix.blocks import common_tokens
-from .causes import MOVE
-from .evidence import is_value, takes_what_changes
+from .causes import MOVE, REMEMBERED
+from .evidence import finds_several, is_value, takes_what_changes
 from .prompt import Prompt
 from .proposal import Proposal
 
 _LEAST_LIKENESS = 0.4
 _SAME_CLIENT = 0.25  # what it counts beside likeness and what is shared, each up to 1
 _LESS_UNLIKE = 0.5  # of the tokens that another one lacks: who lacks no more of them is clearly more alike
+_PROPOSED = 64  # proposals that are judged again by what comes after them
 _EARLY = 4096  # tokens of a prompt whose set tells how alike two are
 
 
@@ -49,9 +50,11 @@ class Known:
 class Memory:
     """The last `most` prompts with at most `characters` together."""
 
-    def __init__(self, most: int = 48, characters: int = 4 << 20) -> None:
+    def __init__(self, most: int = REMEMBERED, characters: int = 4 << 20) -> None:
         self._most, self._limit = most, characters
         self._known: OrderedDict[str, Known] = OrderedDict()
+        self._proposed: OrderedDict[tuple[str, Proposal], str] = OrderedDict()  # app, rule -> the prompt against it
+        self._moving: tuple[Known, bool] | None = None  # the last one that MOVE was tried on, and whether it fits
         self._size = 0
 
     def __len__(self) -> int:
@@ -92,6 +95,36 @@ class Memory:
                 most, best = covered, known
         return best if best is not None and common_tokens(best.tokens, new.tokens) <= common else None
 
+    def propose(self, proposal: Proposal, client: str) -> None:
+        """Remember what was proposed for an app: a prompt that comes later may show that it does not fit."""
+        if proposal.rule not in (MOVE, "move"):
+            return
+        self._proposed.setdefault((app_name(client), proposal), "")
+        self._proposed.move_to_end((app_name(client), proposal))
+        if len(self._proposed) > _PROPOSED:
+            self._proposed.popitem(last=False)
+
+    def judged(self, new: Known) -> list[tuple[Proposal, bool]]:
+        """What was proposed for the app of a prompt, and whether it fits the prompts that are remembered, and that one.
+
+        A rule that takes all volatile lines fits as long as all of them change. An expression does until a prompt has
+        it twice: only the new one has to be looked at, and those before it have been.
+        """
+        app = app_name(new.client)
+        told: list[tuple[Proposal, bool]] = []
+        for (whose, proposal), against in list(self._proposed.items()):
+            if whose != app:
+                continue
+            if proposal.rule == MOVE:
+                if any(new.volatile):  # else it says nothing about the rule
+                    against = self._proposed[whose, proposal] = "" if self.supports(proposal, new) else new.rid
+                told.append((proposal, not against))
+                continue
+            if finds_several(re.compile(proposal.setting, re.MULTILINE), new.prompt.system):
+                against = self._proposed[whose, proposal] = new.rid
+            told.append((proposal, against != new.rid and against not in self._known))
+        return told
+
     def supports(self, proposal: Proposal, new: Known) -> bool:
         """Whether a rule fits all prompts of its app that are remembered: it moves nothing that stays."""
         if proposal.rule not in (MOVE, "move"):
@@ -100,7 +133,9 @@ class Memory:
         all_known = (new, *(known for known in reversed(self._known.values()) if known is not new))
         prompts = [known for known in all_known if app_name(known.client) == app]
         if proposal.rule == MOVE:
-            return takes_what_changes(lines for known in prompts for lines in known.volatile)
+            if self._moving is None or self._moving[0] is not new:  # it is asked for each proposal, old and new
+                self._moving = new, takes_what_changes(lines for known in prompts for lines in known.volatile)
+            return self._moving[1]
         pattern = re.compile(proposal.setting, re.MULTILINE)
         return is_value(pattern, (known.prompt.system for known in prompts))
 

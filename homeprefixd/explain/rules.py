@@ -1,7 +1,7 @@
-"""Whether a prompt leaves the one before because a rule of `[stable]` came into force, or was changed, between them.
+"""What the rules of `[stable]` make of two prompts: whether one came into force between them, and whether one helps.
 
-Pure. The rules of now are tried on the prompt of then, and those of then on that of now: if either makes the two go on
-alike for longer, it was the rule.
+Pure. To see what came into force the rules of now are tried on the prompt of then, and those of then on that of now: if
+either makes the two go on alike for longer, it was the rule. One that shall help is tried on both.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import msgspec
 from ..chat import stable
 from ..frames.worker import Generate, Sampling, StableRules
 from .prompt import Prompt, common_length
+from .proposal import Proposal
+from .reordered import canonical
 
 
 def rules_behind(
@@ -36,6 +38,34 @@ def rules_behind(
         if applied and _agreement(under, other, place) > plain:
             return applied
     return []
+
+
+def helps(rule: str, before: Prompt, after: Prompt) -> bool:
+    """Whether a rule that sorts tools or their keys leaves less that differs. Order that it cannot mend (of tools
+    without a name, or of one name) is not mended.
+    """
+    if before.messages is None or after.messages is None:
+        return False
+    rules = msgspec.structs.replace(StableRules(drop_billing_line=False, freeze_clock=False), **{rule: True})
+    (old, changed), (new, also) = (_under(prompt, rules, "") for prompt in (before, after))
+    if not changed and not also:
+        return False
+    if rule == "sort_tools":
+        tools = [[canonical(tool) for tool in prompt.tools] for prompt in (old, new)]
+        if tools[0] != tools[1] and sorted(tools[0]) == sorted(tools[1]):
+            return False
+    return _differing(_tools(old), _tools(new)) < _differing(_tools(before), _tools(after))
+
+
+def in_force(proposal: Proposal, rules: StableRules, client: str) -> bool:
+    """Whether a client's prompts are changed by a rule already: it is of no more help then."""
+    value = getattr(stable.for_client(rules, client), proposal.rule)
+    return value if isinstance(value, bool) else proposal.setting in (value or "")
+
+
+def _differing(a: str, b: str) -> int:
+    """Characters of the longer one, from the first that differs on."""
+    return max(len(a), len(b)) - common_length(a, b)
 
 
 def _under(prompt: Prompt, rules: StableRules, client: str) -> tuple[Prompt, dict[str, int]]:

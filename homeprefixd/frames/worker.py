@@ -362,6 +362,15 @@ class Finding(msgspec.Struct, frozen=True):
     rule: str = ""  # the rule of `chat/stable.py` that would have kept it stable
     setting: str = "on"  # what that rule must be set to
     beside: bool = False  # another prompt begins more like this one, but has less in common with it
+    until: int = 0  # position up to which both go on word for word behind a value that differs; 0: no value does
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A rule that was proposed for an app before, and whether it fits what that app sends now."""
+
+    rule: str
+    setting: str
+    fits: bool
 
 
 class Account(Frame):
@@ -381,6 +390,7 @@ class Account(Frame):
     differences: list[str] = []  # how that one differs, in words
     reply: str = ""  # name of the message that has the other one's reply; "": none has it, or that is not known
     no_replay: bool = False  # what was generated is not known by its text (`cache.replay`)
+    judged: list[Judged] = []  # what was proposed for its app, by all prompts that are remembered
 
 
 class Progress(Frame):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from homeprefixd.frames.worker import (
     Finding,
     Finished,
     GateDecision,
+    Judged,
     Progress,
     SectionTokens,
 )
@@ -312,6 +314,60 @@ def test_the_cause_that_costs_an_app_most() -> None:
     assert kept.apps()[0].text.endswith(", 48 s of it to a clock or date in the prompt")  # places do not agree
 
 
+def propose(kept: Records, rid: str, finding: Finding | None, judged: Sequence[Judged] = ()) -> Record:
+    """A request of an app that lost something, and what the worker says of earlier proposals."""
+    record = Record(rid, "Home", "Home", "demo", began=1.0)
+    kept.begin(record)
+    account = Account(rid, SECTIONS, True, 64, 64, finding, judged=list(judged))
+    kept.finish(record, Finished(rid, "stop", "", None, TIMINGS, stored=64), account)
+    kept.end(record, "finished")
+    return record
+
+
+def test_two_lines_have_a_rule_each() -> None:
+    """A newer proposal speaks against an older one of the same line only."""
+    kept = Records()
+    bell = msgspec.structs.replace(CLOCK, lead="loves.\nDoor bell rang at ", rule="move", setting="^Door bell .*$")
+    wash = msgspec.structs.replace(CLOCK, lead="Al.\nLast wash finished ", rule="move", setting="^Last wash .*$")
+    old = propose(kept, "bell", bell)
+    propose(kept, "wash", wash)
+    assert kept.corrected(old) is None
+    better = propose(kept, "better", msgspec.structs.replace(bell, setting="^Door bell rang at .{5}$"))
+    assert kept.corrected(old) is better
+    assert kept.corrected(better) is None
+    rooms = [
+        msgspec.structs.replace(CLOCK, cause="changing_value", lead="Al.\n", before=old, after=new, rule=rule)
+        for old, new, rule in (
+            ("Room: bath", "Room: hall", "move_volatile_line"),
+            ("Mood: sad", "Mood: merry", "move"),
+            ("Room: hall", "Room: house", "move"),
+        )
+    ]
+    room, mood, again = (propose(kept, str(number), finding) for number, finding in enumerate(rooms))
+    assert kept.corrected(mood) is None
+    assert kept.corrected(room) is again
+
+
+def test_a_rule_that_fits_no_more() -> None:
+    """Newer prompts speak against it, though what they lost has no rule; the page does not lead there then."""
+    kept = Records()
+    old = propose(kept, "old", CLOCK)
+    fits, not_now = (Judged("move_volatile_line", "on", fits) for fits in (True, False))
+    nothing = msgspec.structs.replace(CLOCK, rule="")
+    propose(kept, "still", nothing, [fits])
+    assert kept.corrected(old) is None
+    assert kept.apps()[0].worst == "old"
+    propose(kept, "unknown", nothing)  # as after a start of the worker: it does not know enough
+    assert kept.corrected(old) is None
+    newest = propose(kept, "against", nothing, [not_now])
+    assert kept.corrected(old) is newest
+    assert kept.apps()[0].worst == "against"
+    propose(kept, "started", nothing)
+    assert kept.corrected(old) is newest
+    propose(kept, "again", nothing, [fits])
+    assert kept.corrected(old) is None
+
+
 def test_most_is_not_all() -> None:
     kept = Records()
     lose(kept, "clock", "clock", 0.26, "the system message")
@@ -365,6 +421,8 @@ async def test_a_rule_is_applied(client: TestClient, backend: ScriptedBackend) -
     assert (await client.post("/cache/explain/nobody/apply")).status == 404
     backend.script = script(msgspec.structs.replace(CLOCK, rule="move", setting="^It is now [^\\n]*$"))
     newer = await ask(client)
+    assert newer in (await (await client.get(f"/cache/explain/{rid}")).json())["outdated"]
+    assert (await (await client.get(f"/cache/explain/{newer}")).json())["outdated"] == ""
     outdated = await client.post(path)  # more is known of this app than when that was proposed
     assert outdated.status == 400
     assert newer in (await outdated.json())["error"]["message"]

@@ -190,6 +190,27 @@ def test_explain_applies_the_rule(command: Callable[..., Any], seen: Any, tmp_pa
     assert command("explain", "--apply", "--url", seen.url, "--config", str(file)).code == 1
 
 
+def test_an_outdated_rule_is_not_written(command: Callable[..., Any], seen: Any, tmp_path: Path) -> None:
+    """Neither by the daemon nor into a file that was named."""
+    file = tmp_path / "c.toml"
+    file.write_text("")
+    outdated = "This rule is not the right one any more: see the request chatcmpl-9."
+    answer = {"record": RECORD, "explanation": EXPLANATION, "outdated": outdated}
+    seen.answers["GET /cache/explain/last"] = 200, answer
+    refusal = {"error": {"message": outdated, "type": "invalid_request_error", "param": "id", "code": "outdated"}}
+    seen.answers["POST /cache/explain/chatcmpl-1/apply"] = 400, refusal
+    by_daemon, by_hand = (
+        command("explain", "--apply", "--url", seen.url, *more) for more in ((), ("--config", str(file)))
+    )
+    assert by_daemon.code == by_hand.code != 0
+    assert by_daemon.err == by_hand.err
+    assert outdated in by_hand.err
+    assert file.read_text() == ""
+    said = command("explain", "--url", seen.url).out
+    assert outdated in said
+    assert "--apply writes it" not in said
+
+
 def test_the_daemon_applies_the_rule_and_knows_its_file(
     command: Callable[..., Any], seen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

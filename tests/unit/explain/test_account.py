@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
 import pytest
-from corpus import Chat, house, system, systems, user
+from corpus import CHATML, LLAMA, MISTRAL, Chat, house, system, systems, tool, user
 
 from homeprefixd.chat.stable import apply
 from homeprefixd.engine.account import Accountant
+from homeprefixd.explain.causes import MOVE
 from homeprefixd.explain.conclude import Explanation, conclude
 from homeprefixd.explain.memory import Known, Memory, words_of
 from homeprefixd.explain.prompt import Prompt
@@ -90,6 +92,12 @@ class Worker:
 def timings(reused: int, computed: int) -> Timings:
     return Timings(reused, computed, 1.0, 0.0, 0.0, 1, 1.0, {}, reused + computed)
 
+
+WORDY = CHATML.replace(
+    "# Tools\n\n",
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nFor each call, return a json"
+    " object with function name and arguments within <tool_call></tool_call> XML tags.\n\nYou are given these:\n",
+)
 
 CLOCKS = systems(house("The time is 21:15."), house("The time is 21:16."))
 
@@ -238,6 +246,61 @@ def test_short_and_new_ones() -> None:
     assert explained(account, 0, count).cause == "too_short"
     account, count = Worker().ask("a", CLOCKS[0])
     assert explained(account, 0, count).cause == "never_seen"
+
+
+@pytest.mark.parametrize("template", [CHATML, WORDY, LLAMA, MISTRAL])
+def test_what_the_template_says_of_tools_is_not_alike(template: str) -> None:
+    """The first request of another app, with tools of its own."""
+    worker = Worker()
+    about = "Greenhouse robot. Tomatoes first, then basil; soil below thirty percent means water for two minutes."
+    tools = [tool("water_bed", "Waters a bed."), tool("read_soil", "Reads a soil sensor.")]
+    worker.ask("a", Chat([system(about), user("Bed four?")], tools, template=template), client="1.2.3.4 robot/1")
+    about = "Tutor for Latin grammar. Explain declensions by examples from Caesar, and give an exercise at the end."
+    chat = Chat([system(about), user("Ablative?")], [tool("look_up", "Looks a word up."), tool("quiz", "Asks.")])
+    chat.template = template
+    account, count = worker.ask("b", chat, client="1.2.3.4 latin/1")
+    told = explained(account, account.known, count)
+    assert (told.cause, told.tokens_lost) == ("never_seen", 0)
+    chat.messages[0] = system("Today you are in a hurry. " + about)
+    account, count = worker.ask("c", chat, client="1.2.3.4 latin/1")
+    told = explained(account, account.known, count)
+    assert account.known + told.tokens_lost > 0.8 * count  # of what is like it, all counts
+
+
+def test_a_rule_in_force_is_not_proposed() -> None:
+    """The date that a template puts into every prompt changes at midnight, though the clock is stopped to the day."""
+    chats = [Chat([system(NEW), user("Hello?")], template=LLAMA, now=datetime(2026, 11, day)) for day in (29, 30)]
+    for frozen in (False, True):
+        worker = Worker()
+        worker.rules = StableRules(freeze_clock=frozen)
+        in_force = ["freeze_clock"] if frozen else []
+        account, count = [worker.ask(f"{n}", chat, rules=in_force) for n, chat in enumerate(chats)][1]
+        told = explained(account, account.known, count)
+        assert (told.cause, told.rule) == ("template_clock", "" if frozen else "freeze_clock")
+        assert ("once a day, at midnight" in told.advice) == frozen
+        assert told.tokens_lost > count / 2
+
+
+def test_lost_to_a_clock_though_another_prompt_gave_a_part() -> None:
+    """The cache still has yesterday's prompt of the same minute, with another state behind the clock; what stands
+    behind that was computed a minute ago."""
+    worker = Worker()
+    door = "Current time: 07:{}\n\nYou are kind.\n" + "Be brief, and answer at once. " * 3 + "The door is {}.\n" + NEW
+    worker.ask("a", Chat([system(door.format("43", "open")), user("Hello?")]))
+    account, count = worker.ask("b", Chat([system(door.format("51", "open")), user("Well?")]))
+    assert account.finding is not None
+    tokens = worker.words.tokens(Chat([system(door.format("51", "open"))]).prompt().text)
+    had = [worker.words.pieces[token] for token in tokens].index(b" open")
+    told = explained(account, had, count)
+    assert (told.cause, told.token) == ("clock", account.finding.token)
+    assert had + told.tokens_lost == account.finding.until
+    assert count - account.finding.until < 12  # the question, and what the template writes around it
+    told = explained(account, account.finding.until, count)
+    assert (told.cause, told.tokens_lost) == ("goes_on", 0)
+    account, count = worker.ask("c", Chat([system(door.format("59", "locked")), user("So?")]))
+    assert account.finding is not None
+    assert account.finding.until < had + 8
+    assert explained(account, had + 8, count).cause == "goes_on"  # nothing shows that what stands behind it was known
 
 
 def test_after_a_restart_the_store_knows() -> None:
@@ -548,6 +611,30 @@ def test_where_the_rule_would_take_a_fact_along_an_expression_is_proposed() -> N
         told.append(explained(account, account.known, count))
     assert [one.rule for one in told[1:]] == ["", "move"]
     assert re.search(told[-1].setting, "Current time: 21:18", re.MULTILINE)
+
+
+def test_what_was_proposed_is_judged_by_what_comes_after_it() -> None:
+    """A constant line beside it, which the rule would take along; a second one that the expression finds."""
+    worker = Worker()
+    told = []
+    for number, line in enumerate(("bath", "attic", "hall", "bath\nWeather: sunny", "hall\nWeather: sunny")):
+        account, _ = worker.ask(f"a{number}", Chat([system(f"Be kind.\nRoom: {line}\n{NEW}"), user("Hello?")]))
+        told.append([(one.rule, one.fits) for one in account.judged])
+    assert told == [[], [], [(MOVE, True)], [(MOVE, False)], [(MOVE, False)]]
+    account, _ = worker.ask("other", Chat([system(NEW), user("Hello?")]), client="1.2.3.4 other/1")
+    assert account.judged == []  # it is another app's
+    for number, line in enumerate(("rain", "snow")):
+        room = f"Room: bath\nWeather: {line}"
+        account, _ = worker.ask(f"b{number}", Chat([system(f"Be kind.\n{room}\n{NEW}"), user("Hello?")]))
+    assert [(one.rule, one.fits) for one in account.judged] == [(MOVE, True)]  # it changes, too
+
+    worker = Worker()
+    told = []
+    bells = ("21:43", "21:51", "22:07", "22:16\nDoor bell rang at 07:00", "22:33\nDoor bell rang at 07:00", "22:41")
+    for number, bell in enumerate(bells):
+        account, _ = worker.ask(f"c{number}", Chat([system(f"Door bell rang at {bell}\n{NEW}"), user("Hello?")]))
+        told.append([(one.rule, one.fits) for one in account.judged])
+    assert told == [[], [], [("move", True)], *[[("move", False)]] * 3]
 
 
 def test_the_shape_of_home_assistant_gets_its_rule() -> None:

@@ -39,7 +39,7 @@ def test_too_short() -> None:
 def test_never_seen() -> None:
     found = told(0, 500)
     assert (found.cause, found.tokens_lost) == ("never_seen", 0)
-    assert "no prompt like this one was seen" in found.text
+    assert "none of the last prompts (at most 48 are remembered) is like this one" in found.text
 
 
 def test_the_gate() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
-from corpus import Chat, Pair, house, pairs, stable, system, systems, user
+from corpus import Chat, Pair, house, pairs, stable, system, systems, tool, turned, user
 from more_pairs import more_pairs
 
 from homeprefixd.explain.causes import CAUSES, title
 from homeprefixd.explain.differences import difference
-from homeprefixd.explain.prompt import common_length
+from homeprefixd.explain.prompt import Prompt, common_length
+from homeprefixd.frames.worker import Message
 
 
 def test_the_corpus_is_large_enough() -> None:
@@ -144,6 +146,62 @@ def test_items_of_a_sentence_in_another_order(before: str, after: str) -> None:
     found = difference(*(chat.prompt() for chat in systems(house(before), house(after))))
     assert found is not None
     assert (found.cause, found.rule) == ("entries_reordered", "")
+
+
+def with_tools(tools: list[dict[str, Any]], reply: Message | None = None) -> Prompt:
+    messages = [system("Be kind."), user("Hi"), *([reply, user("Why?")] if reply is not None else [])]
+    return Chat(messages, tools).prompt()
+
+
+@pytest.mark.parametrize(
+    ("tools", "rule"),
+    [
+        ([tool("lamp"), tool("door")], "sort_tools"),
+        ([{"type": "web_search"}, {"type": "code"}], ""),  # nothing to sort them by
+        ([tool("lamp", "One."), tool("lamp", "Two."), tool("door")], ""),  # of one name
+        ([tool("lamp", "One."), tool("lamp", "One."), tool("door")], "sort_tools"),
+    ],
+)
+def test_sorting_tools_is_proposed_where_it_helps(tools: list[dict[str, Any]], rule: str) -> None:
+    found = difference(with_tools(tools), with_tools(tools[::-1]))
+    assert found is not None
+    assert (found.cause, found.rule) == ("tools_reordered", rule)
+
+
+def test_sorting_keys_is_proposed_where_it_helps() -> None:
+    """In tools, not in calls of them."""
+    one = tool("lamp", "Lights a lamp.", room="string", level="number")
+    found = difference(with_tools([one]), with_tools([turned(one)]))
+    assert found is not None
+    assert (found.cause, found.rule) == ("keys_reordered", "sort_keys")
+    calls = [
+        Message("assistant", "", tool_calls=[{"function": {"name": "lamp", "arguments": arguments}}])
+        for arguments in ({"room": "kitchen", "level": 3}, {"level": 3, "room": "kitchen"})
+    ]
+    found = difference(*(with_tools([one], call) for call in calls))
+    assert found is not None
+    assert (found.cause, found.rule) == ("keys_reordered", "")
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.20.a31; cc_entrypoint=cli; cch={};\n"
+
+
+@pytest.mark.parametrize(
+    ("chat", "rule"),
+    [
+        (Chat([system(BILLING + house("Be kind.")), user("Hi")]), "drop_billing_line"),
+        (Chat([user(BILLING + house("Be kind."))]), ""),
+        (Chat(text=BILLING + house("Be kind.")), ""),
+    ],
+)
+def test_a_billing_line_is_dropped_from_system_messages_only(chat: Chat, rule: str) -> None:
+    both = []
+    for number in ("18fa2", "77c01"):
+        messages = [Message(m.role, (m.content or "").replace("{}", number)) for m in chat.messages]
+        both.append(Chat(messages, text=chat.text.replace("{}", number)).prompt())
+    found = difference(*both)
+    assert found is not None
+    assert (found.cause, found.rule) == ("billing_line", rule)
 
 
 def test_items_of_a_tools_list_in_another_order() -> None:
