@@ -213,13 +213,15 @@ class Pins:
     def _ways(self, place: bytes, row: PinRow, tables: Sequence[NodeTable], warm: WarmTable | None) -> list[_Way]:
         """Of what is stored in any tier: to the end and its own prompt's, then to each point before, the last first.
 
-        With the lock held.
+        None where all is on disk, if in another node than in RAM. With the lock held.
         """
 
         def place_of(key: bytes) -> Placed | None:
             return _node(self._cache, warm, key)
 
         window = self._window(row.namespace)
+        if window is None and self._reached(place, row) == end_of(place, row):
+            return []
         whole = held(tables, place_of, place, row, window)
         if not whole:
             return []

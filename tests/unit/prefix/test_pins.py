@@ -585,6 +585,15 @@ class TestWear:
             house.cache.write(everything=True)
         assert (written(house), house.cache.counters.evicted_warm) == (before, evicted)
 
+    def test_nor_where_another_node_has_it_in_memory(self, make: Callable[..., House]) -> None:
+        house = make(hot=24 * MIB, warm=8 * MIB)
+        house.save([5] * 64, SIZE)
+        house.cache.write(everything=True)
+        house.save([*[5] * 40, 1], SIZE)  # stands before it
+        before = written(house)
+        assert pin(house, [5] * 40).kept == 40
+        assert written(house) == before
+
     def test_a_pin_in_full_writes_its_own(self, make: Callable[..., House]) -> None:
         house = make(hot=24 * MIB, warm=4 * MIB)
         self.small(house)
