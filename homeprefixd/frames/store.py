@@ -499,15 +499,15 @@ class Resized(Frame):
 class PinInfo(msgspec.Struct, frozen=True):
     """A pinned prefix."""
 
-    id: str  # as a PrefixInfo's, of the node that holds its end, or else of the last one on disk; "" if there is none
+    id: str  # as a PrefixInfo's, of the node that holds its end, or else of the last one stored; "" if there is none
     model: str
     label: str
     tokens: int  # from the start of the prompt
     created: float  # Unix time, s
     expires: float  # Unix time, s; 0: never
     preview: str
-    tiers: list[str]  # where that node is
-    kept: int = 0  # of `tokens`, from the start on, are on disk
+    tiers: list[str]  # where what is stored of it is, in part or whole
+    kept: int = 0  # of `tokens`, from the start on, could be gone on from if there were nothing in RAM
     not_kept: str = ""  # why not all of them
 
 

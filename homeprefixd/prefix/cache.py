@@ -321,10 +321,13 @@ class Cache:
         """
         return self._behind.write(everything=everything) if self._behind is not None else None
 
-    def write_path(self, path: Sequence[HotNode]) -> None:
-        """*Writer.* Store nodes of a path, parents first, before what waits: as many as fit. Never raises."""
+    def write_path(self, path: Sequence[HotNode], keep: frozenset[bytes] = frozenset()) -> None:
+        """*Writer.* Store nodes of a path, parents first, before what waits: as many as fit. Never raises.
+
+        `keep`: keys of nodes that do not go for them.
+        """
         if self._behind is not None:
-            self._behind.write_path(path)
+            self._behind.write_path(path, keep)
 
     def requeue(self, most: int | None = None) -> None:
         """*Writer.* There may be room now for what was refused: what of it would be written waits again.

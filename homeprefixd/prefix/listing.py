@@ -9,7 +9,7 @@ from typing import Any
 from ..frames.store import PrefixInfo
 from .blocks import FORMAT_VERSION, KEY_BYTES
 from .cache import Cache
-from .pins import PinRow
+from .pin_reach import PinRow
 from .purge import ID_CHARACTERS, children, is_model, model_label
 from .tree import NodeTable, Placed, is_covered
 from .warm_table import WarmTable

@@ -2,15 +2,16 @@
 
 A pin is a place in the tree, a parent's key and the tokens after it, not a node: where a longer node has taken the
 place of the one that was pinned, it holds that one. What is above a pinned node stays because it has a child. Of a path
-that is on disk in part, its last node there is held: a pin knows the keys of its path, which never change. Pins are
-rows of a table of their own, so they survive a restart; they do not keep anything in RAM.
+that is on disk in part, its last node there is held, or the last one from which can be gone on: a pin knows the keys of
+its path, which never change. Pins are rows of a table of their own, so they survive a restart; they do not keep
+anything in RAM.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,11 +19,11 @@ from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableE
 from ..frames.store import Pin, PinInfo, Unpin
 from ..program import typed
 from . import resuming
-from .blocks import KEY_BYTES, TokensBE, block_key, edges_of, swap
+from .blocks import KEY_BYTES, TokensBE, block_key, edges_of, swap, text_digest
 from .disk import Disk, DiskFullError, DiskTroubleError
+from .pin_reach import PinRow, PlaceOf, Point, end_of, held, holder, kept, keys_of, last, points, tails
 from .purge import ID_CHARACTERS, find, model_label, tokens_of
-from .resuming import edge_of
-from .tree import BLOCK_BYTES, NodeTable, Placed, Step, match
+from .tree import BLOCK_BYTES, NodeTable, Placed, Step
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -38,36 +39,28 @@ MAX_LABEL = 200
 log = logging.getLogger(__name__)
 
 
-class PinRow(msgspec.Struct, array_like=True, frozen=True):
-    """What is stored of a pin, under its place. A field may be added at the end."""
-
-    namespace: bytes
-    start: int  # position of the first token of its place
-    label: str
-    created: float  # Unix time, s
-    expires: float  # Unix time, s; 0: never
-    path: bytes = (
-        b""  # keys of the nodes above its place, from the prompt's start; rows of before have none, or the last
-    )
-
-
 Rows = dict[bytes, PinRow]
 """By tree key."""
 
 _decode = msgspec.msgpack.Decoder(PinRow).decode
 
 
-def holder(tables: Sequence[NodeTable], place: bytes) -> Placed | None:
-    """The node that holds a place's tokens: the one that stands there, or the first longer one."""
-    for table in tables:
-        record = table.get(place)
-        if record is not None:
-            return Placed(place, record)
-    for table in tables:
-        after = table.at_or_after(place)
-        if after is not None and after.tree_key.startswith(place):
-            return after
-    return None
+class _Wanted(NamedTuple):
+    """What is to be pinned."""
+
+    place: bytes
+    start: int  # position of the first token of its place
+    namespace: bytes
+    asked: bytes  # as of PinRow
+    own: int  # as of PinRow
+
+
+class _Way(NamedTuple):
+    """Nodes with which can be gone on from `end` tokens."""
+
+    end: int
+    missing: list[HotNode]  # those that are in RAM only, parents first
+    keys: frozenset[bytes]  # of those that must stay meanwhile, but for what is above them
 
 
 class Pins:
@@ -94,37 +87,19 @@ class Pins:
         now = self._wall()
         return {place: row for place, row in self.rows.items() if not row.expires or row.expires > now}
 
-    def edges(
-        self,
-        tables: Sequence[NodeTable],
-        place_of: Callable[[bytes], Placed | None],
-        without: Container[bytes] = (),
-    ) -> frozenset[bytes]:
-        """Keys of the edges that are needed to go on from the ends of pins, but for those in namespaces `without`.
+    def edges(self, tables: Sequence[NodeTable], place_of: PlaceOf) -> frozenset[bytes]:
+        """Keys of the edges that are needed to go on from where pins hold. `place_of`: a node by its key."""
+        return frozenset(
+            edge.record.key
+            for place, row in self.live().items()
+            for point in held(tables, place_of, place, row, self._window(row.namespace))
+            for edge in point.edges
+        )
 
-        `place_of`: a node by its key.
-        """
-        found: set[bytes] = set()
-        for place, row in self.live().items():
-            if row.namespace not in without:
-                found.update(self._edges_of(place, row, tables, place_of))
-        return frozenset(found)
-
-    def _edges_of(
-        self, place: bytes, row: PinRow, tables: Sequence[NodeTable], place_of: Callable[[bytes], Placed | None]
-    ) -> list[bytes]:
-        """Those of one pin, the last first."""
-        found: list[bytes] = []
-        needed = edges_of(self._cache.namespaces.get(row.namespace, {}))
-        node = holder(tables, place) if needed is not None else None
-        while needed is not None and node is not None:
-            edge = edge_of(tables, node.record.key)
-            if edge is not None:
-                found.append(edge.record.key)
-            if node.record.start <= _end(place, row) - max(1, needed.window):
-                break
-            node = place_of(node.parent)
-        return found
+    def _window(self, namespace: bytes) -> int | None:
+        """As of `resuming.find`."""
+        edges = edges_of(self._cache.namespaces.get(namespace, {}))
+        return edges.window if edges is not None else None
 
     def kept(self, tables: Sequence[NodeTable]) -> dict[bytes, list[tuple[int, PinRow]]]:
         """Keys of the nodes that pins hold: the tokens from the prompt's start that are pinned, and the pin."""
@@ -132,7 +107,7 @@ class Pins:
         for place, row in self.live().items():
             node = holder(tables, place)
             if node is not None and node.record.start == row.start:
-                found.setdefault(node.record.key, []).append((_end(place, row), row))
+                found.setdefault(node.record.key, []).append((end_of(place, row), row))
         return found
 
     def left_memory(self, node: Placed) -> None:
@@ -161,7 +136,8 @@ class Pins:
     # -------------------------------------------------------------------------------------------------- writer
 
     def protected(self) -> frozenset[bytes]:
-        """*Writer.* Keys of nodes on disk that must not be evicted: of each pin the last one of its path that is there.
+        """*Writer.* Keys of nodes on disk that must not be evicted: of each pin the last one of its path that is there,
+        or from which can be gone on, and the edges for that.
 
         Forgets what has expired.
         """
@@ -169,18 +145,20 @@ class Pins:
             return frozenset()
         self._forget(self.rows.keys() - self.live().keys())
         stale = set(self._cache.usage.stale(self._cache.namespaces))
+        found: set[bytes] = set()
         with self._disk.table() as warm:
-            edges = self.edges([warm], warm.place, stale)
-            rows = [(place, row) for place, row in self.rows.items() if row.namespace not in stale]
-            last = [_last([warm], warm.place, place, row) for place, row in rows]
-        return edges.union(node.record.key for node in last if node is not None)
+            for place, row in self.rows.items():
+                if row.namespace not in stale:
+                    for point in held([warm], warm.place, place, row, self._window(row.namespace)):
+                        found.update((point.node.record.key, *(edge.record.key for edge in point.edges)))
+        return frozenset(found)
 
     def ends(self) -> dict[bytes, list[bytes]]:
         """Keys of the nodes with which what is stored of pins ends, in any tier, and the places of those pins."""
         found: dict[bytes, list[bytes]] = {}
         with self._cache.view() as (tables, warm):
             for place, row in self.rows.items():
-                node = _last(tables, lambda key: _node(self._cache, warm, key), place, row)
+                node = last(tables, lambda key: _node(self._cache, warm, key), place, row)
                 if node is not None:
                     found.setdefault(node.record.key, []).append(place)
         return found
@@ -198,36 +176,82 @@ class Pins:
             raise UnavailableError(f"nothing can be pinned, as nothing is kept on disk: {reason}")
         if len(wanted.label) > MAX_LABEL or wanted.ttl < 0:
             raise RequestError(f"a pin's label has at most {MAX_LABEL} characters, its time to live is no less than 0")
-        place, start, namespace = self._find(wanted)
+        place, start, namespace, asked, own = self._find(wanted)
         if place not in self.rows and len(self.rows) >= MAX_PINS:
             raise RequestError(f"{MAX_PINS} prefixes are pinned already: unpin others first")
         now = self._wall()
-        with self._cache.view() as (_tables, warm):
-            path = b"".join(_above(self._cache, warm, place))
-        row = PinRow(namespace, start, wanted.label, now, now + wanted.ttl if wanted.ttl else 0.0, path)
+        with self._cache.view() as (tables, warm):
+            above = _above(self._cache, warm, place)
+            path = b"".join(node.record.key for node in above)
+            has_edges = self._window(namespace) is not None
+            points = tails(tables, [*(node.tree_key for node in above), place]) if has_edges else b""
+        expires = now + wanted.ttl if wanted.ttl else 0.0
+        row = PinRow(namespace, start, wanted.label, now, expires, path, asked, own if has_edges else 0, points)
         self._put(place, row)
-        self._cache.write_path(self.unwritten({place: row}))  # at once, so that the answer can say whether it fits
+        self.write({place: row})  # at once, so that the answer can say whether it fits
         made = self.describe({place: row})
         self._cache.wake()
         return made
 
-    def unwritten(self, rows: Rows) -> list[HotNode]:
-        """What is in RAM only of what pins hold, and of what is needed to go on from it, parents first."""
+    def write(self, rows: Rows) -> None:
+        """*Writer.* Write what is in RAM only of what pins hold, and of what is needed to go on from it.
+
+        Where states have edges and it does not fit, then of what comes before, until there is some to go on from.
+        """
+        for place, row in rows.items():
+            with self._cache.view() as (tables, warm):
+                ways = self._ways(place, row, tables, warm)
+            for number, way in enumerate(ways):
+                if number and self._reached(place, row) >= way.end:
+                    break
+                self._cache.write_path(way.missing, way.keys)
+
+    def _reached(self, place: bytes, row: PinRow) -> int:
+        """Tokens from which can be gone on with what is on disk."""
+        with self._cache.view() as (_tables, warm):
+            return max((point.end for point in self._points_on_disk(place, row, warm)), default=0)
+
+    def _ways(self, place: bytes, row: PinRow, tables: Sequence[NodeTable], warm: WarmTable | None) -> list[_Way]:
+        """Of what is stored in any tier: to the end and its own prompt's, then to each point before, the last first.
+
+        None where all is on disk, if in another node than in RAM. With the lock held.
+        """
+
+        def place_of(key: bytes) -> Placed | None:
+            return _node(self._cache, warm, key)
+
+        window = self._window(row.namespace)
+        if window is None and self._reached(place, row) == end_of(place, row):
+            return []
+        whole = held(tables, place_of, place, row, window)
+        if not whole:
+            return []
+        ways = [self._way(whole)]
+        if ways[0].missing and window is not None:
+            reached = self._reached(place, row)
+            for point in points(tables, place_of, place, row, window):
+                if point.end <= reached:
+                    break
+                if point.end < whole[0].end:
+                    ways.append(self._way([point]))
+        return ways
+
+    def _way(self, points: Sequence[Point]) -> _Way:
+        by_key = self._cache.hot.by_key
         found: dict[HotNode, None] = {}
-        with self._cache.view() as (tables, warm):
-            by_key = self._cache.hot.by_key
-            for place, row in rows.items():
-                node = holder(tables, place)
-                ends: list[bytes] = [node.record.key] if node is not None and node.record.start == row.start else []
-                ends += self._edges_of(place, row, tables, lambda key: _node(self._cache, warm, key))
-                for key in ends:
-                    way: list[HotNode] = []
-                    at = by_key.get(key)
-                    while at is not None and not at.warm and at not in found:
-                        way.append(at)
-                        at = by_key.get(at.node.parent)
-                    found.update(dict.fromkeys(reversed(way)))
-        return list(found)
+        keys = [key for point in points for key in (point.node.record.key, *(e.record.key for e in point.edges))]
+        for key in keys:
+            up: list[HotNode] = []
+            at = by_key.get(key)
+            while at is not None and not at.warm and at not in found:
+                up.append(at)
+                at = by_key.get(at.node.parent)
+            found.update(dict.fromkeys(reversed(up)))
+        return _Way(points[-1].end, list(found), frozenset(keys))
+
+    def _points_on_disk(self, place: bytes, row: PinRow, warm: WarmTable | None) -> list[Point]:
+        """As `held`."""
+        return held([warm], warm.place, place, row, self._window(row.namespace)) if warm is not None else []
 
     def unpin(self, wanted: Unpin) -> list[PinInfo]:
         """*Writer.* Remove pins; returns them. Raises HomeprefixdError."""
@@ -250,7 +274,7 @@ class Pins:
 
     def _last_on_disk(self, place: bytes, row: PinRow) -> Placed | None:
         with self._cache.view() as (_tables, warm):
-            return _last([warm], warm.place, place, row) if warm is not None else None
+            return last([warm], warm.place, place, row) if warm is not None else None
 
     def _bytes(self, node: Placed | None) -> int:
         """Of state, of a node on disk and all above it."""
@@ -263,64 +287,75 @@ class Pins:
 
     def describe(self, rows: Rows) -> list[PinInfo]:
         """For people, in the order in which they were made."""
-        found = []
         with self._cache.view() as (tables, warm):
-            for place, row in sorted(rows.items(), key=lambda item: item[1].created):
-                node = shown = holder(tables, place)
-                tiers: list[str] = []
-                kept, reason = 0, "nothing of it is stored any more"
-                if node is not None:
-                    hot = self._cache.hot.by_key.get(node.record.key)
-                    stored = warm is not None and warm.get(node.tree_key) is not None
-                    tiers = [name for name, there in (("hot", hot is not None), ("warm", stored)) if there]
-                    waits = hot is not None and hot.queued and self._cache.warm_state == "ok"
-                    reason = "it waits to be written" if waits else self._reason()
-                last = _last([warm], warm.place, place, row) if warm is not None else None
-                if last is not None:
-                    kept = min(_end(place, row), last.end)
-                    if node is None:
-                        shown, tiers = last, ["warm"]
-                        reason = (
-                            f"the rest is in memory no longer: once there is room, send it again or {typed('warm')} it"
-                        )
-                if kept == _end(place, row):
-                    reason = ""
-                found.append(
-                    PinInfo(
-                        shown.record.key.hex()[:ID_CHARACTERS] if shown is not None else "",
-                        model_label(self._cache.namespaces.get(row.namespace, {})),
-                        row.label,
-                        _end(place, row),
-                        row.created,
-                        row.expires,
-                        shown.record.preview if shown is not None else "",
-                        tiers,
-                        kept,
-                        reason,
-                    )
-                )
-        return found
+            return [
+                self._describe(place, row, tables, warm)
+                for place, row in sorted(rows.items(), key=lambda item: item[1].created)
+            ]
 
-    def _find(self, wanted: Pin | Unpin) -> tuple[bytes, int, bytes]:
-        """Place, position of its first token, namespace. Raises NotFoundError."""
+    def _describe(self, place: bytes, row: PinRow, tables: Sequence[NodeTable], warm: WarmTable | None) -> PinInfo:
+        by_key, end = self._cache.hot.by_key, end_of(place, row)
+        node = last(tables, lambda key: _node(self._cache, warm, key), place, row)
+        there = kept(self._points_on_disk(place, row, warm), row)
+        keys = [*keys_of(row.path), *([node.record.key] if node is not None else [])]
+        in_ram = any(key in by_key for key in keys)
+        on_disk = node is not None and warm is not None and warm.place(keys[0]) is not None  # the rest comes after it
+        return PinInfo(
+            node.record.key.hex()[:ID_CHARACTERS] if node is not None else "",
+            model_label(self._cache.namespaces.get(row.namespace, {})),
+            row.label,
+            end,
+            row.created,
+            row.expires,
+            node.record.preview if node is not None else "",
+            [name for name, so in (("hot", in_ram), ("warm", on_disk)) if so],
+            there,
+            self._why_not(place, row, tables, warm) if there < end else "",
+        )
+
+    def _why_not(self, place: bytes, row: PinRow, tables: Sequence[NodeTable], warm: WarmTable | None) -> str:
+        """Why not all of a pin is kept."""
+        if last(tables, lambda key: _node(self._cache, warm, key), place, row) is None:
+            return "nothing of it is stored any more"
+        again = f"once there is room, send it again or {typed('warm')} it"
+        ways = self._ways(place, row, tables, warm)
+        if not ways or not ways[0].missing:
+            return f"the rest is in memory no longer: {again}"
+        waits = self._cache.warm_state == "ok" and any(hot.queued for hot in ways[0].missing)
+        reason = "it waits to be written" if waits else self._reason()
+        if ways[0].end < end_of(place, row):
+            reason += f"; its end is in memory no longer: {again}"
+        return reason
+
+    def _find(self, wanted: Pin) -> _Wanted:
+        """Raises NotFoundError."""
         if wanted.prefix:
             with self._cache.view() as (_tables, warm):
                 node = find(self._cache, warm, wanted.prefix)
                 namespace, tokens = node.record.namespace, swap(tokens_of(self._cache, warm, node))
-            if edges_of(self._cache.namespaces.get(namespace, {})) is None:
-                return node.tree_key, node.record.start, namespace
+            if self._window(namespace) is None:
+                return _Wanted(node.tree_key, node.record.start, namespace, text_digest(namespace, tokens), 0)
         else:
             namespace, tokens = self._tokens(wanted)
-        edges = edges_of(self._cache.namespaces.get(namespace, {}))
-        window = edges.window if edges is not None else None  # where states have edges: the last point to go on from
-        with self._cache.view() as (tables, _warm):
-            found = resuming.find(
-                tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4, exact=False, window=window
-            )
-        steps = [step for step in found.steps if not step.node.is_edge]
+        steps = self._stored(namespace, tokens, len(tokens) // 4)
         if not steps:
             raise NotFoundError(f"nothing of this prompt is stored: send it first, or {typed('warm')} it")
-        return _place(steps[-1]), steps[-1].node.record.start, namespace
+        own = self._stored(namespace, tokens, len(tokens) // 4 - 1)
+        return _Wanted(
+            _place(steps[-1]),
+            steps[-1].node.record.start,
+            namespace,
+            text_digest(namespace, tokens),
+            own[-1].node.record.start + own[-1].use if own else 0,
+        )
+
+    def _stored(self, namespace: bytes, tokens: bytes, limit: int) -> list[Step]:
+        """Of the first `limit` tokens (u32 LE), up to the last point to go on from where states have edges."""
+        with self._cache.view() as (tables, _warm):
+            found = resuming.find(
+                tables, namespace, TokensBE(swap(tokens)), limit=limit, exact=False, window=self._window(namespace)
+            )
+        return [step for step in found.steps if not step.node.is_edge]
 
     def _tokens(self, wanted: Pin | Unpin) -> tuple[bytes, bytes]:
         """Namespace and tokens (u32 LE) of a prompt. Raises NotFoundError."""
@@ -337,29 +372,17 @@ class Pins:
         return found
 
     def _named(self, wanted: Unpin, live: Rows) -> set[bytes]:
-        """Pins that lie on the path to what is named, or at it, or of which no more is stored than that."""
+        """Pins that were made for just what is named, not for what comes before or after it."""
+        shown: Iterable[bytes] = ()
         if wanted.prefix:
-            with self._cache.view() as (tables, warm):
+            with self._cache.view() as (_tables, warm):
                 node = find(self._cache, warm, wanted.prefix)
-                held = live.keys() & self.ends().get(node.record.key, ())
-                if held:
-                    return held
-                return live.keys() & _path(self._cache, node)
-        namespace, tokens = self._tokens(wanted)
-        chosen = set()
-        with self._cache.view() as (tables, _warm):
-            steps = match(tables, namespace, TokensBE(swap(tokens)), limit=len(tokens) // 4)
-        ways = [_place(step) for step in steps], _places(namespace, tokens)  # what is stored of it, and all of it
-        for place in live:
-            # where states have edges, a point to go on from may lie within a block of the path
-            within = edges_of(self._cache.namespaces.get(live[place].namespace, {})) is not None
-            if any(
-                whole == place or (whole.startswith(place) and (within or number == len(places) - 1))
-                for places in ways
-                for number, whole in enumerate(places)
-            ):
-                chosen.add(place)
-        return chosen
+                namespace, tokens = node.record.namespace, swap(tokens_of(self._cache, warm, node))
+            shown = self.ends().get(node.record.key, ())
+        else:
+            namespace, tokens = self._tokens(wanted)
+        end, name = _end_place(namespace, tokens), text_digest(namespace, tokens)
+        return {place for place, row in live.items() if place == end or row.asked == name} or live.keys() & shown
 
     def _put(self, place: bytes, row: PinRow | None) -> None:
         """Raises UnavailableError."""
@@ -385,43 +408,18 @@ class Pins:
                     self.rows.pop(place, None)
 
 
-def _end(place: bytes, row: PinRow) -> int:
-    """Tokens from the prompt's start to a pin's end."""
-    return row.start + (len(place) - KEY_BYTES) // 4
-
-
 def _place(step: Step) -> bytes:
     """Where the matching tokens of a step end."""
     return step.node.tree_key[: KEY_BYTES + 4 * step.use]
 
 
-def _places(namespace: bytes, tokens: bytes) -> list[bytes]:
-    """Of the blocks of a prompt (u32 LE), whether they are stored or not."""
-    found, parent = [], namespace
-    for start in range(0, len(tokens), BLOCK_BYTES):
-        part = tokens[start : start + BLOCK_BYTES]
-        found.append(parent + swap(part))
-        parent = block_key(parent, part)
-    return found
-
-
-def _last(
-    tables: Sequence[NodeTable], place_of: Callable[[bytes], Placed | None], place: bytes, row: PinRow
-) -> Placed | None:
-    """The last node of a pin's path that is there; None if there is none. `place_of`: a node by its key."""
-    node = holder(tables, place)
-    if node is not None and node.record.start == row.start:
-        return node
-    path = row.path or place[:KEY_BYTES]
-    found, low, high = None, 0, len(path) // KEY_BYTES
-    while low < high:  # a node is there only where its parent is
-        middle = (low + high) // 2
-        node = place_of(path[middle * KEY_BYTES : (middle + 1) * KEY_BYTES])
-        if node is not None:
-            found, low = node, middle + 1
-        else:
-            high = middle
-    return found
+def _end_place(namespace: bytes, tokens: bytes) -> bytes:
+    """Where a prompt (u32 LE) ends, whether it is stored or not: the place of its last block."""
+    parent, start = namespace, 0
+    while len(tokens) - start > BLOCK_BYTES:
+        parent = block_key(parent, tokens[start : start + BLOCK_BYTES])
+        start += BLOCK_BYTES
+    return parent + swap(tokens[start:])
 
 
 def _node(cache: Cache, warm: WarmTable | None, key: bytes) -> Placed | None:
@@ -429,22 +427,11 @@ def _node(cache: Cache, warm: WarmTable | None, key: bytes) -> Placed | None:
     return hot.node if hot is not None else warm.place(key) if warm is not None else None
 
 
-def _above(cache: Cache, warm: WarmTable | None, place: bytes) -> list[bytes]:
-    """Keys of the nodes above a place, from the prompt's start."""
-    found: list[bytes] = []
+def _above(cache: Cache, warm: WarmTable | None, place: bytes) -> list[Placed]:
+    """The nodes above a place, from the prompt's start."""
+    found: list[Placed] = []
     at = _node(cache, warm, place[:KEY_BYTES])
     while at is not None:
-        found.append(at.record.key)
+        found.append(at)
         at = _node(cache, warm, at.parent)
     return found[::-1]
-
-
-def _path(cache: Cache, node: Placed) -> set[bytes]:
-    """Tree keys of a node and of all above it."""
-    found = set[bytes]()
-    at: Placed | None = node
-    with cache.view() as (_tables, warm):
-        while at is not None:
-            found.add(at.tree_key)
-            at = _node(cache, warm, at.parent)
-    return found

@@ -57,6 +57,7 @@ class WriteBehind:
         """Whether as much was written today as may be."""
         self._pinned: frozenset[bytes] = frozenset()  # nodes that must stay
         self._urgent = False  # what is pinned is being written: `write_path` says what is refused of it
+        self._kept: frozenset[bytes] = frozenset()  # nodes that must stay while a path is written
         self._over_share = False  # a share was full when the last batch was written
         self._shares = Shares()
 
@@ -97,10 +98,11 @@ class WriteBehind:
             if not self._write_some(batch, touches):
                 return self._retry(cache.clock())
 
-    def write_path(self, path: Sequence[HotNode]) -> None:
+    def write_path(self, path: Sequence[HotNode], keep: frozenset[bytes] = frozenset()) -> None:
         """Write nodes of a path, parents before children, without waiting for their time: as many as fit.
 
         What does not fit is tried in ever smaller pieces: until it is written, its size on disk is a guess.
+        `keep`: keys of nodes that do not go for them, as they are of use only together.
         """
         cache, most = self._cache, self._disk.batch_bytes
         while not (cache.clock() < self._retry_at or cache.out_of_time()):
@@ -121,11 +123,11 @@ class WriteBehind:
                 touches = self._take_touches(cache.clock(), bool(batch))  # what was used lately may go for it, too
             if not batch:
                 return
-            self._urgent = True
+            self._urgent, self._kept = True, keep
             try:
                 written = self._write_some(batch, touches)
             finally:
-                self._urgent = False
+                self._urgent, self._kept = False, frozenset()
             if not written:
                 return
             if any(hot.warm or not hot.indexed for hot in batch):
@@ -142,9 +144,8 @@ class WriteBehind:
             return  # nothing may be written today; tomorrow it is called again
         pins = self._cache.pins
         for place, row in pins.live().items():
-            path = pins.unwritten({place: row})
-            if path and self._disk.used() <= self._disk.limit:  # else it is to shrink, in steps
-                self.write_path(path)
+            if self._disk.used() <= self._disk.limit:  # else it is to shrink, in steps
+                pins.write({place: row})
         self._pinned = pins.protected()
         requeue(self._cache, self._disk, self.accounts(), self._is_idle, most)
 
@@ -406,7 +407,7 @@ class WriteBehind:
             in_use = key in self._cache.loading or key in self._cache.touched or (hot is not None and hot.leases > 0)
             below = [self._cache.hot.by_key[child.record.key] for child in self._cache.hot.table.children(key)]
             waits = any((child.queued and not self._urgent) or child in self._cache.writing for child in below)
-            return not (key in self._pinned or in_use or waits)
+            return not (key in self._pinned or key in self._kept or in_use or waits)
 
     def _leave_behind(self, gone: Sequence[Placed]) -> None:
         """Of what left the disk for what is pinned, nothing waits any more that is below it: it would bring it back.
@@ -503,7 +504,7 @@ class WriteBehind:
         """One step towards a budget that cannot be kept without what is pinned."""
         if not self._pinned or self._disk.used() <= self._disk.limit:
             return []
-        self._pinned = frozenset()
+        self._pinned = self._kept = frozenset()
         gone = self._disk.shrink(self._may_evict)
         if gone and not self._cache.pins.given_up:
             log.warning(

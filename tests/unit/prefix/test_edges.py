@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from homeprefixd.errors import RequestError
-from homeprefixd.frames.store import NewNode, Pin, PlanNode, Unpin
+from homeprefixd.errors import NotFoundError, RequestError
+from homeprefixd.frames.store import NewNode, Pin, PinInfo, PlanNode, Unpin
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, EDGE, block_key, to_le
 from homeprefixd.prefix.committing import Committing
 from homeprefixd.prefix.listing import prefixes
@@ -509,8 +509,123 @@ def test_a_pinned_edge_is_not_superfluous(make: Make) -> None:
         house.put(tokens[:end], {end: "prompt"})
     assert house.plan([*tokens[:201], 99999])[0] == 200
     assert house.plan([*tokens[:271], 99999])[0] == 200
-    assert len(house.cache.pins.unpin(Unpin(0, house.namespace, to_le(tokens)))) == 1
+    assert len(house.cache.pins.unpin(Unpin(0, house.namespace, to_le(tokens[:201])))) == 1
     house.close()
+
+
+@pytest.mark.parametrize("window", [0, 100])
+class TestPinsInPart:
+    """What is said to be kept can be gone on from, and nothing else is kept."""
+
+    def house(self, make: Make, window: int) -> EdgeHouse:
+        return make(window, hot=8 << 20, warm=1 << 20)
+
+    def prompt(self, house: EdgeHouse, number: int, length: int = 900) -> list[int]:
+        """Answered with one token: gone on from before its last token, and behind it."""
+        tokens = [number * 1000 + i for i in range(length)]
+        house.put(tokens, {length // 3: "system", length - 1: "prompt", length: "reply"}, size=9000, edge=30_000)
+        return tokens
+
+    def reusable(self, house: EdgeHouse, tokens: list[int]) -> tuple[int, int]:
+        """From where the same prompt, and a longer one, are gone on from."""
+        return house.plan(tokens, limit=len(tokens) - 1)[0], house.plan([*tokens, 1])[0]
+
+    def check(self, house: EdgeHouse, made: Sequence[PinInfo], prompts: list[list[int]]) -> None:
+        for one, tokens in zip(made, prompts, strict=True):
+            own, longer = self.reusable(house, tokens)
+            assert own >= min(one.kept, len(tokens) - 1)
+            assert longer >= one.kept
+            assert bool(one.not_kept) == (one.kept < one.tokens)
+
+    @pytest.mark.parametrize("length", [900, 896, 897])
+    def test_what_is_answered_is_reusable(self, make: Make, window: int, length: int) -> None:
+        """After a restart, whatever came since; for the same prompt and a longer one."""
+        house = self.house(make, window)
+        prompts, made = [], []
+        for number in range(8):
+            prompts.append(self.prompt(house, number, length))
+            [one] = house.cache.pins.pin(Pin(0, house.namespace, to_le(prompts[-1]), label=str(number)))
+            made.append(one)
+            house.cache.write(everything=True)
+        assert [made[0].kept, made[1].kept] == [length, length]
+        assert min(one.kept for one in made) < length
+        for _ in range(2):
+            house.reopen()
+            self.check(house, made, prompts)
+            listed = house.cache.pins.pin(Pin(0))
+            assert [one.kept for one in listed] == [one.kept for one in made]
+            self.check(house, listed, prompts)
+            for number in range(100, 115):
+                self.prompt(house, number)
+                house.cache.write(everything=True)
+            assert house.cache.counters.evicted_warm + house.cache.counters.dropped_nodes > 20
+            house.cache.check_integrity()
+        house.close()
+
+    def test_the_last_point_that_fits_is_kept(self, make: Make, window: int) -> None:
+        house = self.house(make, window)
+        tokens = [7 * i for i in range(9000)]
+        house.put(tokens, {2000: "system", 9000: "prompt"}, size=14_000, edge=30_000)
+        [made] = house.cache.pins.pin(Pin(0, house.namespace, to_le(tokens)))
+        assert made.kept == (2048 if window else 2000)  # the block behind it has all that is needed, too
+        assert "does not fit" in made.not_kept
+        house.reopen()
+        assert house.plan([*tokens, 1])[0] == made.kept
+        for number in range(20):
+            self.prompt(house, number)
+            house.cache.write(everything=True)
+        used, known, _plan = house.plan([*tokens, 1])
+        assert used == made.kept
+        assert known < 2100  # nothing of what is of no use takes room
+        house.close()
+
+    def test_what_is_of_no_use_is_not_kept(self, make: Make, window: int) -> None:
+        """It holds none of the room of what comes."""
+        house = self.house(make, window)
+        tokens = [7 * i for i in range(9000)]
+        house.put(tokens, {9000: "prompt"}, size=14_000, edge=30_000)
+        [made] = house.cache.pins.pin(Pin(0, house.namespace, to_le(tokens)))
+        assert made.kept == 0
+        assert made.not_kept
+        second = self.prompt(house, 900_000)
+        [made] = house.cache.pins.pin(Pin(0, house.namespace, to_le(second)))
+        assert made.kept == 900
+        house.reopen()
+        assert self.reusable(house, second) == (899, 900)
+        assert [one.kept for one in house.cache.pins.pin(Pin(0))] == [0, 900]
+        house.close()
+
+    def test_what_is_in_memory_of_it_is_written_when_there_is_room(self, make: Make, window: int) -> None:
+        house = make(window, hot=8 << 20, warm=4 << 20)
+        house.cache.resize(1 << 20)
+        tokens = [7 * i for i in range(9000)]
+        house.put(tokens, {2000: "system", 7000: "turn", 9000: "prompt"}, size=14_000, edge=30_000)
+        house.cache.pins.pin(Pin(0, house.namespace, to_le(tokens)))
+        for hot in sorted(house.cache.hot.by_key.values(), key=lambda hot: -hot.node.end):  # its end leaves RAM
+            if hot.node.record.start >= 7000 + hot.node.is_edge:
+                house.cache.forget_hot(hot)
+        assert house.plan([*tokens, 1])[0] == 7000
+        house.cache.resize(4 << 20)
+        house.cache.write(everything=True)
+        assert house.cache.pins.pin(Pin(0))[0].kept == 7000
+        house.reopen()
+        assert house.plan([*tokens, 1])[0] == 7000
+        house.close()
+
+    def test_the_one_that_is_named_is_unpinned(self, make: Make, window: int) -> None:
+        house = make(window)
+        document = list(range(900))
+        for end in (300, 900):
+            house.put(document[:end], {end - 1: "prompt", end: "reply"})
+            house.cache.pins.pin(Pin(0, house.namespace, to_le(document[:end]), label=str(end)))
+        for end in (200, 299, 400, 899):
+            with pytest.raises(NotFoundError):
+                house.cache.pins.unpin(Unpin(0, house.namespace, to_le(document[:end])))
+        [gone] = house.cache.pins.unpin(Unpin(0, house.namespace, to_le(document)))
+        assert gone.label == "900"
+        house.cache.recent.note("r", house.namespace, to_le(document[:300]))
+        assert [one.label for one in house.cache.pins.unpin(Unpin(0, request="r"))] == ["300"]
+        house.close()
 
 
 @pytest.mark.parametrize("window", [0, 100])

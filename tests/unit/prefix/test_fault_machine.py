@@ -19,7 +19,7 @@ from homeprefixd.errors import HomeprefixdError
 from homeprefixd.frames.store import Pin, Unpin
 from homeprefixd.prefix.blocks import KEY_BYTES, to_le
 from homeprefixd.prefix.disk_file import piece_key
-from homeprefixd.prefix.pins import holder
+from homeprefixd.prefix.pin_reach import end_of, holder
 from homeprefixd.prefix.warm_table import PAYLOADS
 
 _OTHER = {"model_sha256": "cd" * 32, "kv_type": "f16"}
@@ -149,7 +149,8 @@ class Faulty(Machine):
             for place, row in pins.rows.items():
                 above = [table.place(row.path[at : at + KEY_BYTES]) for at in range(0, len(row.path), KEY_BYTES)]
                 node = holder([table], place)
-                there[place] = max((one.end for one in (*above, node) if one is not None), default=0)
+                ends = (one.end for one in (*above, node) if one is not None)
+                there[place] = min(end_of(place, row), max(ends, default=0))  # what is more may be another node's
         hidden = self.house.cache.hidden
         if not hidden and not self.damaged:
             assert all(there[place] >= kept for place, kept in self.held.items())

@@ -26,6 +26,11 @@ def pin(house: House, tokens: list[int], label: str = "", ttl: float = 0.0) -> P
     return made
 
 
+def unpin(house: House, tokens: list[int]) -> list[str]:
+    """By its prompt; the labels of what was removed."""
+    return [one.label for one in house.cache.pins.unpin(Unpin(0, house.namespace, to_le(tokens)))]
+
+
 def fill(house: House, prompts: range) -> None:
     """More than fits, each used thrice."""
     for number in prompts:
@@ -123,6 +128,58 @@ def test_by_id_and_by_request(make: Callable[..., House]) -> None:
     assert len(house.cache.pins.unpin(Unpin(0, request="chatcmpl-1"))) == 1
 
 
+@pytest.mark.parametrize("how", ["prompt", "request", "prefix"])
+@pytest.mark.parametrize("end", [100, 128])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_of_pins_on_one_path_the_one_that_is_named_goes(
+    make: Callable[..., House], how: str, end: int, restarts: bool
+) -> None:
+    """Not those of what comes before it, nor of what comes after."""
+    house = pinned_house(make)
+    policy, document, longer = LONG[:end], LONG[:300], LONG[:500]
+    for tokens, label in ((policy, "policy"), (document, "document"), (longer, "longer")):
+        house.save(tokens, SIZE)
+        house.cache.write(everything=True)
+        pin(house, tokens, label)
+    if restarts:
+        house.reopen()
+    house.cache.recent.note("chatcmpl-1", house.namespace, to_le(document))
+    ids = {one.label: one.id for one in house.cache.pins.pin(Pin(0))}
+    named = {
+        "prompt": Unpin(0, house.namespace, to_le(document)),
+        "request": Unpin(0, request="chatcmpl-1"),
+        "prefix": Unpin(0, prefix=ids["document"]),
+    }[how]
+    assert [one.label for one in house.cache.pins.unpin(named)] == ["document"]
+    assert [one.label for one in house.cache.pins.pin(Pin(0))] == ["policy", "longer"]
+    for stored in (LONG[:200], LONG[:400], [*longer, 7], [*policy, 7]):
+        with pytest.raises(NotFoundError):
+            unpin(house, stored)
+    assert unpin(house, policy) == ["policy"]
+
+
+def test_a_prompt_of_which_a_part_was_stored_is_unpinned_by_itself(make: Callable[..., House]) -> None:
+    house = pinned_house(make)
+    asked = [*PINNED[:100], 5, 5, 5]
+    pin(house, asked, "asked")
+    house.reopen()
+    with pytest.raises(NotFoundError):
+        unpin(house, asked[:-1])
+    assert unpin(house, asked) == ["asked"]
+
+
+def test_what_was_given_up_whole_is_unpinned_by_its_prompt(make: Callable[..., House]) -> None:
+    house = make(hot=24 * MIB, warm=8 * MIB, daily_writes=1)
+    house.save([9] * 64, SIZE)
+    house.cache.write(everything=True)
+    house.save(LONG, SIZE)
+    assert pin(house, LONG, "long").kept == 0
+    house.reopen()
+    with pytest.raises(NotFoundError):
+        unpin(house, [*LONG, 1])
+    assert unpin(house, LONG) == ["long"]
+
+
 def test_what_cannot_be_pinned(make: Callable[..., House]) -> None:
     house = pinned_house(make)
     with pytest.raises(NotFoundError, match="nothing of this prompt is stored"):
@@ -179,7 +236,7 @@ def test_a_pin_that_does_not_fit(make: Callable[..., House], caplog: pytest.LogC
     long = [number for number in range(3000, 3020) for _ in range(64)]
     house.save(long, SIZE)
     made = pin(house, long)
-    assert (made.tokens, made.tiers) == (len(long), ["hot"])
+    assert (made.tokens, made.tiers) == (len(long), ["hot", "warm"])
     assert 0 < made.kept < len(long)
     assert "does not fit into `cache.warm`" in made.not_kept
     assert house.cache.is_stored(house.namespace + to_be(long[:64]))
@@ -342,20 +399,18 @@ class TestInPart:
             assert max(house.cache.counters.evicted_warm, house.cache.counters.over_share) > 20
             assert house.known(LONG) == made.kept
 
-    @pytest.mark.parametrize("more", [0, 100])
-    def test_it_is_unpinned_by_its_prompt_though_its_end_is_not_there(
-        self, make: Callable[..., House], more: int
-    ) -> None:
-        """Or by a longer one."""
+    def test_it_is_unpinned_by_its_prompt_though_its_end_is_not_there(self, make: Callable[..., House]) -> None:
+        """Not by a shorter or a longer one."""
         house = make(hot=24 * MIB, warm=8 * MIB)
         house.cache.resize(3 * MIB)
         house.save(LONG, SIZE)
         pin(house, LONG)
         house.reopen()
         assert 0 < house.known(LONG) < len(LONG)
-        with pytest.raises(NotFoundError):
-            house.cache.pins.unpin(Unpin(0, house.namespace, to_le(LONG[:-1])))
-        assert len(house.cache.pins.unpin(Unpin(0, house.namespace, to_le([*LONG, *range(more)])))) == 1
+        for other in (LONG[:-1], [*LONG, *range(100)], LONG[:64]):
+            with pytest.raises(NotFoundError):
+                unpin(house, other)
+        assert len(unpin(house, LONG)) == 1
 
     def test_the_rest_is_written_when_it_is_asked_again(self, make: Callable[..., House]) -> None:
         house = make(hot=24 * MIB, warm=8 * MIB)
@@ -449,6 +504,67 @@ def test_a_purge_of_what_goes_on_leaves_what_is_pinned(make: Callable[..., House
     assert left.kept == made.kept == house.known(PINNED)
 
 
+class TestWithoutItsEnd:
+    """The end of a path leaves RAM first: what is there still is written once there is room."""
+
+    def partly(self, make: Callable[..., House]) -> tuple[House, int]:
+        """One pin that fills the store, and one of which all but the end is in RAM, as many tokens as returned."""
+        house = make(hot=16 * MIB, warm=8 * MIB)
+        house.cache.resize(3 * MIB)
+        other = [token + 1000 for token in LONG[:640]]
+        house.save(other, SIZE)
+        pin(house, other, "other")
+        house.save(LONG, SIZE)
+        assert pin(house, LONG, "long").kept < 256
+        number = 0
+        while house.known(LONG) == len(LONG):
+            house.save([9000 + number] * 64, SIZE)
+            number += 1
+        return house, house.known(LONG)
+
+    def listed(self, house: House) -> PinInfo:
+        return next(one for one in house.cache.pins.pin(Pin(0)) if one.label == "long")
+
+    @pytest.mark.parametrize("room", ["unpin", "resize", "purge"])
+    def test_what_is_in_memory_is_written(self, make: Callable[..., House], room: str) -> None:
+        house, there = self.partly(make)
+        one = self.listed(house)
+        assert (one.kept < there, one.tiers) == (True, ["hot", "warm"])
+        assert "does not fit" in one.not_kept
+        assert "its end is in memory no longer" in one.not_kept
+        if room == "unpin":
+            house.cache.pins.unpin(Unpin(0, label="other"))
+            house.cache.resize(6 * MIB)
+        elif room == "resize":
+            house.cache.resize(8 * MIB)
+        else:
+            house.cache.resize(6 * MIB)
+            purge(house.cache, prefix=house.cache.pins.pin(Pin(0))[0].id, now=house.now)
+        house.cache.write(everything=True)
+        one = self.listed(house)
+        assert one.kept == there
+        assert "the rest is in memory no longer" in one.not_kept
+        house.reopen()
+        assert house.known(LONG) == there
+
+    def test_nothing_of_it_on_disk(self, make: Callable[..., House]) -> None:
+        house = make(hot=16 * MIB, warm=8 * MIB, daily_writes=1)
+        house.save([9] * 64, SIZE)
+        house.cache.write(everything=True)
+        house.save(LONG, SIZE)
+        pin(house, LONG, "long")
+        for number in range(35):
+            house.save([9000 + number] * 64, SIZE)
+        there = house.known(LONG)
+        assert 0 < there < len(LONG)
+        one = self.listed(house)
+        assert (one.kept, one.tiers) == (0, ["hot"])
+        assert "`cache.daily_writes`" in one.not_kept
+        house.cache.bound_writes(0)
+        house.cache.write(everything=True)
+        assert self.listed(house).kept == there
+
+
 class TestWear:
     """Pins write themselves, and nothing else but what had no room before and has it now."""
 
@@ -468,6 +584,15 @@ class TestWear:
             house.cache.pins.unpin(Unpin(0, label="a"))
             house.cache.write(everything=True)
         assert (written(house), house.cache.counters.evicted_warm) == (before, evicted)
+
+    def test_nor_where_another_node_has_it_in_memory(self, make: Callable[..., House]) -> None:
+        house = make(hot=24 * MIB, warm=8 * MIB)
+        house.save([5] * 64, SIZE)
+        house.cache.write(everything=True)
+        house.save([*[5] * 40, 1], SIZE)  # stands before it
+        before = written(house)
+        assert pin(house, [5] * 40).kept == 40
+        assert written(house) == before
 
     def test_a_pin_in_full_writes_its_own(self, make: Callable[..., House]) -> None:
         house = make(hot=24 * MIB, warm=4 * MIB)
