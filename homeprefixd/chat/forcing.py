@@ -101,7 +101,7 @@ def _calls_rules(layout: Layout, functions: dict[str, dict[str, Any]], single: b
         schema = {**(schema if isinstance(schema, dict) else {}), "type": "object"}
         lines.append(f"call{index}: {rules.call(name, f'arguments{index}')}")
         if quote is not None:
-            braces = BraceRules(f"arguments{index}", mark(quote), schema, strict=bool(function.get("strict")))
+            braces = BraceRules(f"arguments{index}", mark(quote), schema, bool(function.get("strict")), json_rule)
             lines += [f"arguments{index}: {braces.start}", *braces.lines]
             continue
         if layout.calls in DSML:

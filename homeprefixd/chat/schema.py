@@ -72,9 +72,7 @@ def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | 
             found[key] = {name: _prepared(one, lenient) for name, one in value.items()}
         else:
             found[key] = value
-    for key in [key for key, is_idle in _IDLE.items() if key in found and is_idle(found[key])]:
-        del found[key]
-    _leave_conditions(found)
+    found = without_idle(found)
     for fit, keys in (
         (_fit_numbers, ("const", "enum", "multipleOf", *_UPPER, *_LOWER)),
         (_fit_counts, _COUNTS),
@@ -93,6 +91,13 @@ def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | 
 
 
 # ---------------------------------------------------------------------------------------------- what says nothing
+
+
+def without_idle(schema: dict[str, Any]) -> dict[str, Any]:
+    """One schema object without keywords that say nothing; those within it are left as they are."""
+    found = {key: value for key, value in schema.items() if key not in _IDLE or not _IDLE[key](value)}
+    _leave_conditions(found)
+    return found
 
 
 def _is_anything(schema: Any) -> bool:
