@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from ..errors import RequestError
 from .member_names import may_repeat_to_count
+from .moments import MOMENTS
 from .patterns import PatternError, translated
 
 FORMATS = frozenset(
@@ -21,9 +22,6 @@ FORMATS = frozenset(
 """Those that are enforced. JSON Schema has all others as a note to the reader, as it has `password` and `int32`."""
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-
-_CAPITALS = {"time": "^[^z]*$", "date-time": "^[^tz]*$"}
-"""RFC 3339 allows small letters, which many readers of times do not."""
 
 _ONE = frozenset(
     {
@@ -85,8 +83,7 @@ def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | 
                 raise
             for key in keys:
                 found.pop(key, None)
-    if isinstance(format_ := found.get("format"), str) and format_ in _CAPITALS:
-        found.setdefault("pattern", _CAPITALS[format_])
+    _write_out_format(found)
     return found
 
 
@@ -216,6 +213,18 @@ def _fit_patterns(schema: dict[str, Any]) -> None:
         raise _refused(key, f"has an expression that {error}") from error
     if isinstance(named, dict) and len(schema[key]) < len(named):
         raise _refused(key, "has the same expression twice")
+
+
+def _write_out_format(schema: dict[str, Any]) -> None:
+    """A moment's format as an expression, beside the schema's own."""
+    if not isinstance(format_ := schema.get("format"), str) or format_ not in MOMENTS:
+        return
+    del schema["format"]
+    if "pattern" in schema:
+        every = schema.get("allOf")
+        schema["allOf"] = [*(every if isinstance(every, list) else []), {"pattern": MOMENTS[format_]}]
+    else:
+        schema["pattern"] = MOMENTS[format_]
 
 
 def _is_float(number: int) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from homeprefixd.chat.moments import MOMENTS
 from homeprefixd.chat.schema import prepared
 from homeprefixd.errors import RequestError
 
@@ -29,9 +30,9 @@ UNIQUE = {"uniqueItems": False}
         ({"if": {}, "else": {"type": "null"}}, {"if": {}, "else": {"type": "null"}}),
         ({"contains": {}, "minContains": 0, "maxContains": 1}, {"contains": {}, "minContains": 0, "maxContains": 1}),
         ({"minContains": 2}, {}),
-        ({"format": "date"}, {"format": "date"}),
-        ({"format": "time"}, {"format": "time", "pattern": "^[^z]*$"}),
-        ({"format": "time", "pattern": "1"}, {"format": "time", "pattern": "1"}),
+        ({"format": "email"}, {"format": "email"}),
+        ({"format": "time"}, {"pattern": MOMENTS["time"]}),
+        ({"format": "time", "pattern": "1"}, {"pattern": "1", "allOf": [{"pattern": MOMENTS["time"]}]}),
         (
             {"minimum": 2**53 + 1, "maximum": -(2**53) - 1 + 2**60},
             {"minimum": 2**53 + 2, "maximum": 2**60 - 2**53 - 128},
