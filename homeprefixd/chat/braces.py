@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
-from .member_names import members, target
+from .member_names import is_divided, members, target
 from .unkept import KINDS, are_apart, is_of, refusal, typed, unkept
 
 MAX_ITEMS = 64
@@ -73,6 +73,8 @@ class BraceRules:
         self._prefix, self._quote, self._strict, self._json_rule = prefix, quote, strict, json_rule
         self._root = schema if isinstance(schema, dict) else {}
         self._count = 0
+        if strict and is_divided(self._root):
+            raise refusal("$id")
         self._known: dict[tuple[str, str], str] = {}  # $ref, and the type beside it -> rule
         self.start = self._value({**self._root, "type": "object"})
 

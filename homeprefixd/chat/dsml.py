@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from .member_names import members, target
+from .member_names import is_divided, members, target
 from .unkept import refusal, typed, unkept
 
 MAX_PARAMETERS = 16
@@ -40,6 +40,8 @@ class ParameterRules:
         self._prefix, self._mark, self._strict, self._json_rule = prefix, mark, strict, json_rule
         self._root = schema if isinstance(schema, dict) else {}
         self._count = 0
+        if strict and is_divided(self._root):
+            raise refusal("$id")
         self.start = self._all()
 
     def _rule(self, expression: str, attribute: str = "") -> str:
