@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 from collections.abc import Iterator
+from decimal import Context, Decimal
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from homeprefixd.chat.forcing import json_rule
 from homeprefixd.engine.limits import parser_limits
 
 BYTES = LLTokenizer("byte")
+LONG = Context(prec=1000)
 
 
 class Grammar:
@@ -85,3 +88,52 @@ def test_times_that_no_clock_shows(text: str) -> None:
     assert not Grammar({"type": "string", "format": "time"}).takes(f'"{text}"')
     assert not Grammar({"type": "string", "format": "date-time"}).takes(f'"2024-02-29T{text}"')
     assert not Grammar({"type": "string", "format": "time", "pattern": "^[12]"}).takes(f'"{text}"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"properties": {"\u6719": {"type": "integer"}}}, ['{"\\u6719":false}']),
+        ({"properties": {"a": {}}, "required": ["a"], "minProperties": 2}, ['{"a":1,"\\u0061":2}']),
+        ({"patternProperties": {"^x": {"type": "integer"}}}, ['{"\\u0078":"s"}']),
+        ({"properties": {"\x1f": {"type": "integer"}}}, ['{"\\u001F":"s"}', '{"\\u001f":"s"}']),
+        ({"properties": {"\x7f": {"type": "integer"}}}, ['{"\\u007f":"s"}', '{"\x7f":"s"}']),
+        ({"properties": {"a\n/": {"type": "integer"}}}, ['{"a\\u000a/":"s"}', '{"a\\n\\/":"s"}', '{"a\\n/":"s"}']),
+    ],
+    ids=lambda value: ascii(value)[:50],
+)
+def test_a_name_is_written_in_one_way(schema: dict[str, Any], texts: list[str]) -> None:
+    grammar = Grammar({"type": "object", **schema})
+    assert not [text for text in texts if grammar.takes(text)]
+    assert Grammar({"type": "object", "properties": {"\x1f\n": {"const": 1}}}).takes('{"\\u001f\\n":1}')
+    assert grammar.takes(json.dumps({**dict.fromkeys(schema.get("properties", {}), 1), "xé": 7}, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    "bound", [0, 1, -1, 0.1, 0.3, 1e-7, -2.5, 7, 1e10, 123456789.123, 99999999999999, 10**14, 2**53]
+)
+@pytest.mark.parametrize("key", ["exclusiveMinimum", "exclusiveMaximum"])
+def test_a_number_that_is_read_keeps_an_exclusive_bound(key: str, bound: float) -> None:
+    sign = 1 if key == "exclusiveMinimum" else -1
+    grammar = Grammar({"type": "number", key: bound})
+    near = [bound, math.nextafter(bound, sign * math.inf), bound + sign * 1e-5, bound + sign, bound + sign * 1e-15]
+    taken = 0
+    for value in near:
+        for digits in (20, 40, 400):
+            text = f"{LONG.add(Decimal(value), Decimal((sign < 0, (1,), -digits))):f}"
+            if grammar.takes(text):
+                taken += 1
+                assert float(text) * sign > bound * sign, text
+    assert taken
+    assert not grammar.takes(f"{bound:.30f}")
+    assert not grammar.takes(f"{bound:.400f}"[:-1] + "1")
+
+
+@pytest.mark.parametrize("bound", [0.9999999999999999, 0.1234567890123456, 1.0000000000000002])
+def test_a_bound_of_many_digits_is_kept(bound: float) -> None:
+    upper, lower = Grammar({"type": "number", "maximum": bound}), Grammar({"type": "number", "minimum": bound})
+    assert upper.takes(str(bound - 1e-10))
+    assert lower.takes(str(bound + 1e-10))
+    assert not upper.takes(str(bound + 1e-15))
+    assert not lower.takes(str(bound - 1e-15))
+    assert bound >= 1 or not upper.takes("1")
