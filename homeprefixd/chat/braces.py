@@ -76,7 +76,11 @@ class BraceRules:
         if strict and is_divided(self._root):
             raise refusal("$id")
         self._known: dict[tuple[str, str], str] = {}  # $ref, and the type beside it -> rule
+        self._waiting: list[tuple[str, Any]] = []  # rules that are referred to and not yet written, with their schemas
         self.start = self._value({**self._root, "type": "object"})
+        while self._waiting:
+            name, referred = self._waiting.pop()
+            self.lines.append(f"{name}: {self._value(referred)}")
 
     def _rule(self, expression: str) -> str:
         self._count += 1
@@ -136,7 +140,7 @@ class BraceRules:
         if key not in self._known:
             self._count += 1
             self._known[key] = name = f"{self._prefix}_{self._count}"
-            self.lines.append(f"{name}: {self._value(found)}")
+            self._waiting.append((name, found))
         return self._known[key]
 
     def _one_of_values(self, schema: dict[str, Any]) -> str:

@@ -88,8 +88,8 @@ class _Search:
             if not isinstance(schema, dict) or id(schema) in self._seen:
                 continue
             self._seen.add(id(schema))
-            parts = list(self._parts(schema, set()))
-            branches = [list(self._parts(branch, set())) for part in parts for branch in _alternatives(part)]
+            parts = list(self._parts(schema))
+            branches = [list(self._parts(branch)) for part in parts for branch in _alternatives(part)]
             if any(self._leads_away(part) for part in (*parts, *(part for branch in branches for part in branch))):
                 return True
             if any(_may_repeat(parts + branch) for branch in branches or [[]]):
@@ -104,16 +104,19 @@ class _Search:
             "$ref" in schema and not isinstance(target(self._root, schema["$ref"]), dict | bool)
         )
 
-    def _parts(self, schema: Any, met: set[int]) -> Iterator[dict[str, Any]]:
+    def _parts(self, schema: Any) -> Iterator[dict[str, Any]]:
         """What holds wherever `schema` does, itself first."""
-        if not isinstance(schema, dict) or id(schema) in met:
-            return
-        met.add(id(schema))
-        yield schema
-        every = schema.get("allOf")
-        for one in every if isinstance(every, list) else ():
-            yield from self._parts(one, met)
-        yield from self._parts(target(self._root, schema.get("$ref")), met)
+        level = [schema]
+        met: set[int] = set()
+        while level:
+            part = level.pop()
+            if not isinstance(part, dict) or id(part) in met:
+                continue
+            met.add(id(part))
+            yield part
+            if isinstance(every := part.get("allOf"), list):
+                level.extend(every)
+            level.append(target(self._root, part.get("$ref")))
 
 
 def _within(value: Any) -> Iterator[dict[str, Any]]:

@@ -35,6 +35,9 @@ _LISTED = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 """Keywords whose value is a schema, a list of schemas, schemas by name."""
 
+_VALUES = frozenset({"const", "enum", "default", "examples", "dependentRequired"})
+"""Keywords whose value may look like a schema and is none."""
+
 _NOTES = frozenset({"title", "description", "$comment", "default", "examples", "readOnly", "writeOnly", "deprecated"})
 
 _LARGEST = math.nextafter(2.0**63, 0)
@@ -80,7 +83,7 @@ def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | 
         elif key in _NAMED and isinstance(value, dict):
             found[key] = {name: _prepared(one, lenient) for name, one in value.items()}
         else:
-            found[key] = value
+            found[key] = value if key in _VALUES else _referable(value, lenient)
     found = without_idle(found)
     for fit, keys in (
         (_fit_values, ("const", "enum", "multipleOf", *_UPPER, *_LOWER)),
@@ -96,6 +99,13 @@ def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | 
                 found.pop(key, None)
     _write_out_format(found)
     return found
+
+
+def _referable(value: Any, lenient: bool) -> Any:
+    """What stands under a keyword that has no schemas: a `$ref` may make it one all the same."""
+    if isinstance(value, list):
+        return [_referable(one, lenient) for one in value]
+    return _prepared(value, lenient) if isinstance(value, dict) else value
 
 
 # ---------------------------------------------------------------------------------------------- what says nothing

@@ -137,8 +137,12 @@ def test_many_references_to_the_same_take_no_time() -> None:
     defs = {str(i): {"properties": {key: {"$ref": f"#/$defs/{i + 1}"} for key in "ab"}} for i in range(60)}
     chain = {str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(60)}
     began = time.process_time()
-    for each in (defs, chain):
-        assert not may_repeat_to_count({"$ref": "#/$defs/0", "$defs": each})
+    long = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(2000)}
+    for each in (defs, chain, long):
+        whole = {"$ref": "#/$defs/0", "$defs": {**each, str(len(each)): count(2)}}
+        assert may_repeat_to_count(whole)
+        whole["$defs"][str(len(each))] = count(2, required=["a"])
+        assert not may_repeat_to_count(whole)
     assert time.process_time() - began < 1
 
 

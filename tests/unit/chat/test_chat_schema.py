@@ -24,6 +24,10 @@ MORE_DIGITS = {"maximum": 0.999999999999999, "minimum": 0.123456789012346}
             {"$defs": {"a": UNIQUE}, "allOf": [UNIQUE], "items": UNIQUE},
             {"$defs": {"a": {}}, "allOf": [{}], "items": {}},
         ),
+        (
+            {"components": {"a": [UNIQUE]}, "default": UNIQUE},
+            {"components": {"a": [{}]}, "default": UNIQUE},
+        ),  # for `$ref`
         ({"propertyNames": {"type": ["string", "null"], "title": "x"}}, {}),
         ({"propertyNames": {"type": "integer"}}, {"propertyNames": {"type": "integer"}}),
         ({"not": {}}, {"not": {}}),

@@ -77,6 +77,12 @@ def test_dates_are_those_of_the_calendar() -> None:
     assert not both.takes('"2024-02-28"')
 
 
+def test_what_only_a_reference_makes_a_schema_is_read_as_one() -> None:
+    grammar = Grammar({"$ref": "#/components/dates/0", "components": {"dates": [{"type": "string", "format": "date"}]}})
+    assert grammar.takes('"2024-02-29"')
+    assert not grammar.takes('"2023-02-29"')
+
+
 @pytest.mark.parametrize("text", ["00:00:00Z", "23:59:59.123456+23:59", "12:00:00-00:30"])
 def test_times(text: str) -> None:
     assert Grammar({"format": "time"}).takes(f'"{text}"')

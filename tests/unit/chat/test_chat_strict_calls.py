@@ -109,6 +109,12 @@ def test_what_says_nothing_here_is_no_reason_to_refuse(kind: Calls, schema: Any)
     grammar(kind, {"properties": {"v": schema}, "$defs": kinds})
 
 
+@pytest.mark.parametrize("kind", [*BRACES, *TAGS])
+def test_a_long_way_from_reference_to_reference_is_walked(kind: Calls) -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2000)}
+    grammar(kind, {"properties": {"v": {"$ref": "#/$defs/d0"}}, "$defs": {**chain, "d2000": INTEGER}})
+
+
 def test_kinds_of_values() -> None:
     assert typed({"type": ["string", "number"]}, ["integer", "null"]) == {"type": "integer"}
     assert typed({"type": "integer", "minimum": 1}, "number") == {"type": "integer", "minimum": 1}
