@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .member_names import target
+from .member_names import path_to, target
 
 Path = tuple[str | int, ...]
 """From the whole schema to a keyword, or to a schema where no single keyword is to blame."""
@@ -97,8 +97,8 @@ def _children(root: dict[str, Any], node: dict[str, Any], path: Path) -> Iterato
             yield from (((*path, key, index), one) for index, one in enumerate(value))
         elif key in _ONE and isinstance(value, dict):
             yield (*path, key), value
-        elif key == "$ref" and isinstance(found := target(root, value), dict):
-            yield tuple(part.replace("~1", "/").replace("~0", "~") for part in value[1:].split("/") if part), found
+        elif key == "$ref" and (there := path_to(root, value)) is not None:
+            yield there, target(root, value)
 
 
 def _without(value: Any, path: Path) -> Any:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from .member_names import members
+from .member_names import is_divided, members, target
+from .unkept import refusal, typed, unkept
 
 MAX_PARAMETERS = 16
 """Of a function whose schema names none and allows any."""
@@ -19,6 +20,8 @@ MAX_PARAMETERS = 16
 _CONTROL = re.compile(r"<\[\d+\]>")
 _SAID = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
 """Keys of a schema that leave a text free."""
+_KEPT = frozenset({"type", "properties", "required", "additionalProperties"})
+"""What is kept of the whole schema, which is an object's; the grammar of JSON keeps those of the parameters."""
 
 
 def _text(value: str) -> str:
@@ -37,6 +40,8 @@ class ParameterRules:
         self._prefix, self._mark, self._strict, self._json_rule = prefix, mark, strict, json_rule
         self._root = schema if isinstance(schema, dict) else {}
         self._count = 0
+        if strict and is_divided(self._root):
+            raise refusal("$id")
         self.start = self._all()
 
     def _rule(self, expression: str, attribute: str = "") -> str:
@@ -45,23 +50,38 @@ class ParameterRules:
         self.lines.append(f"{name}{attribute}: {expression}")
         return name
 
+    def _refuse(self, keyword: str) -> None:
+        """Raises RequestError where nothing may be left out."""
+        if self._strict:
+            raise refusal(keyword)
+
     def _all(self) -> str:
         """Parameters in the schema's order; those that are not required may be missing."""
         schema = self._resolved(self._root)
-        properties = members(schema)
-        if not properties:
-            if schema.get("additionalProperties") is False:
-                return '""'
-            value = self._rule(self._json_rule(True))
-            any_one = self._rule(f"{self._opening()} /[A-Za-z_][A-Za-z0-9_]{{0,40}}/ {self._closing(value)}")
-            return f"{any_one}{{0,{MAX_PARAMETERS}}}"
+        for keyword in unkept(schema, "object", _KEPT):
+            self._refuse(keyword)
+        for keyword, kind in (("properties", dict), ("required", list)):
+            if keyword in schema and not isinstance(schema[keyword], kind):
+                self._refuse(keyword)
         required = schema.get("required")
         required = set(required) if isinstance(required, list) else set()
+        properties = members(schema)
+        if any(name not in properties or properties[name] is False for name in required):
+            self._refuse("required")
+        if not properties:
+            other = schema.get("additionalProperties", True)
+            if other is False:
+                return '""'
+            value = self._rule(self._json(other))
+            any_one = self._rule(f"{self._opening()} /[A-Za-z_][A-Za-z0-9_]{{0,40}}/ {self._closing(value)}")
+            return f"{any_one}{{0,{MAX_PARAMETERS}}}"
         parts = []
         for name, value in properties.items():
+            if value is False:
+                continue
             one = self._rule(self._parameter(str(name), value))
             parts.append(one if name in required else f"({one})?")
-        return " ".join(parts)
+        return " ".join(parts) or '""'
 
     def _opening(self) -> str:
         return f'"<" {self._mark} "parameter name=\\""'
@@ -82,6 +102,8 @@ class ParameterRules:
         if not isinstance(schema, dict):
             return None
         end = f'"</" {self._mark} "parameter>"'
+        if "const" in schema and "enum" in schema:
+            return None
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
             if schema.keys() <= _SAID | {"const", "enum"} and schema.get("type", "string") == "string":
@@ -102,14 +124,15 @@ class ParameterRules:
         return self._json_rule(schema if isinstance(schema, dict | bool) else True, lenient=not self._strict)
 
     def _resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """What a schema that is nothing but a reference refers to."""
+        """What a schema that is a reference refers to."""
         for _ in range(8):
-            reference = schema.get("$ref")
-            if not isinstance(reference, str) or not reference.startswith("#"):
+            if "$ref" not in schema:
                 return schema
-            target: Any = self._root
-            for part in filter(None, reference.removeprefix("#").split("/")):
-                part = part.replace("~1", "/").replace("~0", "~")
-                target = target.get(part) if isinstance(target, dict) else None
-            schema = target if isinstance(target, dict) else {}
-        return schema
+            for keyword in unkept(schema, None, {"$ref", "type"}):
+                self._refuse(keyword)
+            found = typed(target(self._root, schema["$ref"]), schema.get("type", "object"))
+            if found is None:
+                break
+            schema = found
+        self._refuse("$ref")
+        return {}

@@ -23,8 +23,13 @@ Mark = Callable[[str], str]
 MAX_CALLS = 8
 """Calls in one reply that was made to have some: a small model might never stop."""
 
-JSON_SPACE: dict[str, Any] = {"whitespace_pattern": "\\n[ \\t]{0,16}|[ ]{1,2}"}
-"""Options of JSON grammars: white space without a bound is what small models fill a context with."""
+JSON_OPTIONS: dict[str, Any] = {
+    # Without a bound it is what small models fill a context with.
+    "whitespace_pattern": "\\n[ \\t]{0,16}|[ ]{1,2}",
+    # None by number: a name that is written in two ways would be another one to the grammar, but not to a reader.
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+"""Of grammars of JSON."""
 
 _ANYTHING = "/(?s:.*)/"
 _NAMES_NOTHING = frozenset({"type", "properties", "required", "title", "description", "$schema"})
@@ -54,7 +59,7 @@ def json_rule(schema: dict[str, Any] | bool, *, lenient: bool = False) -> str:
     schema = prepared(schema, lenient=lenient)
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    options: dict[str, Any] = {**JSON_SPACE, "lenient": True} if lenient else JSON_SPACE
+    options: dict[str, Any] = {**JSON_OPTIONS, "lenient": True} if lenient else JSON_OPTIONS
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
 
@@ -101,7 +106,7 @@ def _calls_rules(layout: Layout, functions: dict[str, dict[str, Any]], single: b
         schema = {**(schema if isinstance(schema, dict) else {}), "type": "object"}
         lines.append(f"call{index}: {rules.call(name, f'arguments{index}')}")
         if quote is not None:
-            braces = BraceRules(f"arguments{index}", mark(quote), schema, strict=bool(function.get("strict")))
+            braces = BraceRules(f"arguments{index}", mark(quote), schema, bool(function.get("strict")), json_rule)
             lines += [f"arguments{index}: {braces.start}", *braces.lines]
             continue
         if layout.calls in DSML:

@@ -13,11 +13,14 @@ _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 _SPACE = r"\t\n\v\f\r\x20\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 _MORE_SPACE = rf"{_SPACE}\x{{feff}}\x{{1c}}-\x{{1f}}\x{{85}}"
 
+_WORD = r"\p{Alphabetic}\p{L}\p{M}\p{N}\p{Pc}\x{200c}\x{200d}"
+"""What any reader may take for a part of a word. The compiler's own class of words is that of ASCII."""
+
 _CLASSES = {
     "d": ("0-9", r"\p{Nd}"),
     "D": (r"\P{Nd}", "[^0-9]"),
-    "w": ("0-9A-Za-z_", r"\w"),
-    "W": (r"\W", "[^0-9A-Za-z_]"),
+    "w": ("0-9A-Za-z_", _WORD),
+    "W": (f"[^{_WORD}]", "[^0-9A-Za-z_]"),
     "s": (_SPACE, _MORE_SPACE),
     "S": (f"[^{_MORE_SPACE}]", f"[^{_SPACE}]"),
 }

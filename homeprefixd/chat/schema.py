@@ -8,11 +8,14 @@ every regular expression as one of Rust's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, TypeGuard
 
 from ..errors import RequestError
 from .member_names import may_repeat_to_count
+from .moments import MOMENTS
 from .patterns import PatternError, translated
 
 FORMATS = frozenset(
@@ -21,9 +24,6 @@ FORMATS = frozenset(
 """Those that are enforced. JSON Schema has all others as a note to the reader, as it has `password` and `int32`."""
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-
-_CAPITALS = {"time": "^[^z]*$", "date-time": "^[^tz]*$"}
-"""RFC 3339 allows small letters, which many readers of times do not."""
 
 _ONE = frozenset(
     {
@@ -35,10 +35,22 @@ _LISTED = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 """Keywords whose value is a schema, a list of schemas, schemas by name."""
 
+_VALUES = frozenset({"const", "enum", "default", "examples", "dependentRequired"})
+"""Keywords whose value may look like a schema and is none."""
+
 _NOTES = frozenset({"title", "description", "$comment", "default", "examples", "readOnly", "writeOnly", "deprecated"})
 
 _LARGEST = math.nextafter(2.0**63, 0)
 """The float of 64 bits below the first number that llguidance has no bounds for."""
+
+_DIGITS = 15
+"""Of a decimal number that is told from all others of as many digits once it is a float of 64 bits."""
+
+_CEILING = Context(prec=_DIGITS, rounding=ROUND_CEILING)
+_TINY = 1e-20  # what is more than 0
+
+_NUMBERED = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""What stands in a text of JSON as `\\u001f` or not at all; the grammar has no such escapes."""
 
 _UPPER, _LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 
@@ -71,12 +83,10 @@ def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | 
         elif key in _NAMED and isinstance(value, dict):
             found[key] = {name: _prepared(one, lenient) for name, one in value.items()}
         else:
-            found[key] = value
-    for key in [key for key, is_idle in _IDLE.items() if key in found and is_idle(found[key])]:
-        del found[key]
-    _leave_conditions(found)
+            found[key] = value if key in _VALUES else _referable(value, lenient)
+    found = without_idle(found)
     for fit, keys in (
-        (_fit_numbers, ("const", "enum", "multipleOf", *_UPPER, *_LOWER)),
+        (_fit_values, ("const", "enum", "multipleOf", *_UPPER, *_LOWER)),
         (_fit_counts, _COUNTS),
         (_fit_patterns, ("pattern", "patternProperties")),
     ):
@@ -87,12 +97,25 @@ def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | 
                 raise
             for key in keys:
                 found.pop(key, None)
-    if isinstance(format_ := found.get("format"), str) and format_ in _CAPITALS:
-        found.setdefault("pattern", _CAPITALS[format_])
+    _write_out_format(found)
     return found
 
 
+def _referable(value: Any, lenient: bool) -> Any:
+    """What stands under a keyword that has no schemas: a `$ref` may make it one all the same."""
+    if isinstance(value, list):
+        return [_referable(one, lenient) for one in value]
+    return _prepared(value, lenient) if isinstance(value, dict) else value
+
+
 # ---------------------------------------------------------------------------------------------- what says nothing
+
+
+def without_idle(schema: dict[str, Any]) -> dict[str, Any]:
+    """One schema object without keywords that say nothing; those within it are left as they are."""
+    found = {key: value for key, value in schema.items() if key not in _IDLE or not _IDLE[key](value)}
+    _leave_conditions(found)
+    return found
 
 
 def _is_anything(schema: Any) -> bool:
@@ -138,29 +161,66 @@ def _leave_conditions(schema: dict[str, Any]) -> None:
             schema.pop(key, None)
 
 
-# ---------------------------------------------------------------------------------------------- numbers
+# ---------------------------------------------------------------------------------------------- values
 
 
-def _fit_numbers(schema: dict[str, Any]) -> None:
+def _fit_values(schema: dict[str, Any]) -> None:
     """Raises RequestError."""
     for key in ("const", "enum"):
-        if key in schema and (number := _changed(schema[key])) is not None:
-            raise _refused(key, f"has {number}, which is more exact than a float of 64 bits")
+        if key not in schema:
+            continue
+        if (number := _changed(schema[key])) is not None:
+            raise _refused(key, f"has {number}, which has more digits than can be kept")
+        if any(isinstance(item, str) and _NUMBERED.search(item) for item in _within(schema[key])):
+            raise _refused(key, "has a control character that JSON writes only by its number")
     step = schema.get("multipleOf")
     if _is_number(step):
         if step <= 0:
             raise _refused("multipleOf", f"is {step}, and must be more than 0")
         if _changed(step) is not None:
-            raise _refused("multipleOf", f"is {step}, which is more exact than a float of 64 bits")
-    for key in _UPPER:
-        if _is_number(bound := schema.get(key)):
-            schema[key] = -_above(key, -bound)
-    for key in _LOWER:
-        if _is_number(bound := schema.get(key)):
-            schema[key] = _above(key, bound)
-    lower, upper = ([(schema[key], key) for key in keys if _is_number(schema.get(key))] for keys in (_LOWER, _UPPER))
-    if lower and upper and max(lower)[0] > min(upper)[0]:
-        raise _refused(max(lower)[1], f"and `{min(upper)[1]}` leave no float of 64 bits between them")
+            raise _refused("multipleOf", f"is {step}, which has more digits than can be kept")
+    lower = _fit_bounds(schema, *_LOWER, -1)
+    upper = _fit_bounds(schema, *_UPPER, 1)
+    if lower and upper and schema[_LOWER[0]] > schema[_UPPER[0]]:
+        raise _refused(lower, f"and `{upper}` leave no number of {_DIGITS} digits or float of 64 bits between them")
+
+
+def _fit_bounds(schema: dict[str, Any], key: str, exclusive: str, sign: int) -> str:
+    """Makes both kinds of a bound one that includes its number; the keyword it came from, "" if there was none.
+
+    `sign`: 1 of an upper bound. Raises RequestError.
+    """
+    found = [(_least(key, -sign * schema[key], False), key)] if _is_number(schema.get(key)) else []
+    other = schema.get(exclusive)
+    if _is_number(other):
+        found.append((_least(exclusive, -sign * other, True), exclusive))
+    elif other is True and found:  # as it was written up to draft 4
+        found = [(_least(key, -sign * schema[key], True), key)]
+    if not found:
+        return ""
+    bound, name = max(found)
+    schema.pop(exclusive, None)
+    schema[key] = -sign * bound
+    return name
+
+
+def _least(key: str, bound: float, is_exclusive: bool) -> float:
+    """The least number from `bound` on, or one step beyond it, of 15 digits; of large ones the least whole float.
+
+    What is written is held against the bound digit by digit. With more digits it could keep an exclusive bound, and be
+    read as the bound itself; and the compiler misreads the last digits of longer ones.
+    """
+    if abs(bound) == math.inf:
+        return _above(key, bound)
+    if abs(bound) >= 10 ** (_DIGITS - 1):
+        return _above(key, math.floor(bound) + 1 if is_exclusive else math.ceil(bound))
+    if bound == 0 and is_exclusive:
+        return _TINY
+    digits = Decimal(repr(bound))
+    found = _CEILING.plus(digits)
+    if found == digits and is_exclusive:
+        found = _CEILING.next_plus(digits)
+    return bound if found == digits else float(found)
 
 
 def _above(key: str, bound: float) -> float:
@@ -173,8 +233,13 @@ def _above(key: str, bound: float) -> float:
     return int(found if found >= bound else math.nextafter(found, math.inf))
 
 
-def _changed(value: Any) -> int | None:
-    """A whole number in it that no float is."""
+def _changed(value: Any) -> float | None:
+    """A number in it that the compiler reads as another: a whole one that no float is, a fraction of many digits."""
+    return next((item for item in _within(value) if isinstance(item, int | float) and not _is_kept(item)), None)
+
+
+def _within(value: Any) -> Iterator[Any]:
+    """All in a JSON value that is no list and no object."""
     level = [value]
     while level:
         item = level.pop()
@@ -182,9 +247,15 @@ def _changed(value: Any) -> int | None:
             level.extend(item.values())
         elif isinstance(item, list):
             level.extend(item)
-        elif isinstance(item, int) and not _is_float(item):
-            return item
-    return None
+        else:
+            yield item
+
+
+def _is_kept(number: float) -> bool:
+    if isinstance(number, int) or number.is_integer():
+        return _is_float(int(number))
+    digits = Decimal(repr(number))
+    return _CEILING.plus(digits) == digits
 
 
 def _fit_counts(schema: dict[str, Any]) -> None:
@@ -211,6 +282,18 @@ def _fit_patterns(schema: dict[str, Any]) -> None:
         raise _refused(key, f"has an expression that {error}") from error
     if isinstance(named, dict) and len(schema[key]) < len(named):
         raise _refused(key, "has the same expression twice")
+
+
+def _write_out_format(schema: dict[str, Any]) -> None:
+    """A moment's format as an expression, beside the schema's own."""
+    if not isinstance(format_ := schema.get("format"), str) or format_ not in MOMENTS:
+        return
+    del schema["format"]
+    if "pattern" in schema:
+        every = schema.get("allOf")
+        schema["allOf"] = [*(every if isinstance(every, list) else []), {"pattern": MOMENTS[format_]}]
+    else:
+        schema["pattern"] = MOMENTS[format_]
 
 
 def _is_float(number: int) -> bool:

@@ -252,6 +252,12 @@ BRACES: list[dict[str, Any]] = [
     ),
     obj({"sp ace": I, "any": {}}, ["sp ace"]),
     {"type": "object", "additionalProperties": True},
+    {"type": "object", "additionalProperties": {"type": "integer", "maximum": 9}},
+    obj({"some": {"type": "null"}, "none": False}, ["some"]),
+    obj({"many": {"type": "array", "items": {"const": 0}, "minItems": 70}}),
+    obj({"one": {"type": "integer", "enum": [1, 2, "x"]}, "other": {"type": "integer", "anyOf": [{"const": 7}]}}),
+    {"$ref": "#/$defs/p", "type": "object", "$defs": {"p": {"properties": {"q": I}, "required": ["q"]}}},
+    obj({"empty": {"type": "array", "items": False}}),
 ]
 
 

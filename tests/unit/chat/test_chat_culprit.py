@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from homeprefixd.chat.culprit import culprit, loosened, shown
-from homeprefixd.chat.member_names import may_repeat_to_count, members
+from homeprefixd.chat.member_names import may_repeat_to_count, members, path_to
 
 
 def wrong(schema: Any, defs: Any = None) -> str:
@@ -85,18 +85,64 @@ CLOSED = {"additionalProperties": False}
         ({"type": "string", "minProperties": 2}, False),
         (count(2, enum=[{"a": 1, "b": 2}]), False),
         ({"$ref": "#", "minProperties": 2, "type": ["object", "null"]}, True),
+        # references that are written in another way, or lead where nobody looks
+        ({"$ref": "#/$defs/x%20y~1", "$defs": {"x y/": count(2)}}, True),
+        ({"properties": {"k": {"$ref": "#/allOf/0/$defs/x"}}, "allOf": [{"$defs": {"x": count(2)}}]}, True),
+        ({"$ref": "#a", "$defs": {"x": count(2, **{"$anchor": "a"})}}, True),
+        ({"$ref": "http://x/#/$defs/x", "$id": "http://x/", "$defs": {"x": count(2)}}, True),
+        ({"$ref": "http://x/q", "$defs": {"x": count(2, **{"$id": "http://x/q"})}}, True),
+        (
+            {
+                "$ref": "#/$defs/x",
+                "$defs": {"x": {"$id": "http://x/", "allOf": [{"$ref": "#/$defs/y"}]}, "y": count(2)},
+            },
+            True,
+        ),
+        ({"$schema": "http://x/draft-04/", "definitions": {"x": {"id": "http://x/", "allOf": [count(2)]}}}, True),
+        ({"$dynamicRef": "#a", "$defs": {"x": count(2, **{"$dynamicAnchor": "a"})}}, True),
+        ({"$ref": "#a", "$defs": {"x": {"$anchor": "a"}}}, False),
+        ({"$ref": "#/$defs/x%20y", "$defs": {"x y": {"type": "null"}, "unused": count(2)}}, False),
+        (
+            {
+                "$id": "http://x/",
+                "$ref": "#/$defs/x",
+                "$defs": {"x": count(2, required=["id"], examples=[{"id": "a"}])},
+            },
+            False,
+        ),
     ],
 )
 def test_a_count_that_names_which_repeat_could_meet(schema: dict[str, Any], expected: bool) -> None:
     assert may_repeat_to_count(schema) is expected
 
 
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("#", ()),
+        ("#/a/1/b%20c~1", ("a", 1, "b c/")),
+        ("#/a/2", None),
+        ("#/a/01", None),
+        ("#/a/-1", None),
+        ("#a", None),
+        ("http://x/#/a", None),
+        (7, None),
+    ],
+)
+def test_where_a_reference_leads(reference: Any, expected: Any) -> None:
+    assert path_to({"a": [0, {"b c/": True}]}, reference) == expected
+
+
 def test_many_references_to_the_same_take_no_time() -> None:
     defs = {str(i): {"properties": {key: {"$ref": f"#/$defs/{i + 1}"} for key in "ab"}} for i in range(60)}
     chain = {str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(60)}
     began = time.process_time()
-    for each in (defs, chain):
-        assert not may_repeat_to_count({"$ref": "#/$defs/0", "$defs": each})
+    long = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(2000)}
+    for each in (defs, chain, long):
+        whole = {"$ref": "#/$defs/0", "$defs": {**each, str(len(each)): count(2)}}
+        assert may_repeat_to_count(whole)
+        whole["$defs"][str(len(each))] = count(2, required=["a"])
+        assert not may_repeat_to_count(whole)
     assert time.process_time() - began < 1
 
 

@@ -26,7 +26,7 @@ from homeprefixd.chat.patterns import PatternError, translated
         (r"[\b\]]", r"[\x{8}\x{5d}]"),
         # where ECMA and Python differ, what fits both
         (r"\d[^\d]", r"[0-9][^\p{Nd}]"),
-        (r"\W[\w]", r"[\W][0-9A-Za-z_]"),
+        (r"[\w]", r"[0-9A-Za-z_]"),
         (".", r"[^\n\r\x{2028}\x{2029}]"),
         (r"\p{L}", r"\p{L}"),
     ],
