@@ -224,7 +224,7 @@ class BraceRules:
         if high == 0:
             return '"[" "]"'
         item = self._rule(self._value(items))
-        more = f'{item} ("," {item}){{{max(low - 1, 0)},{high - 1}}}'
+        more = f'{item} ("," {item}){{{max(low - 1, 0)},{high - 1}}}' if high > 1 else item
         return f'"[" {more} "]"' if low else f'"[" ({more})? "]"'
 
     def _object(self, schema: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .member_names import is_divided, members, target
@@ -22,6 +22,44 @@ _SAID = frozenset({"type", "title", "description", "default", "examples", "depre
 """Keys of a schema that leave a text free."""
 _KEPT = frozenset({"type", "properties", "required", "additionalProperties"})
 """What is kept of the whole schema, which is an object's; the grammar of JSON keeps those of the parameters."""
+
+_WHOLE = "whole"
+"""Name of the whole schema among a parameter's definitions."""
+_OF_DOCUMENT = frozenset({"$id", "id", "$schema"})
+_DATA = frozenset({"const", "enum", "default", "examples"})
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+
+
+def _refers(schema: Any) -> bool:
+    """Is there a reference in it?"""
+    return isinstance(schema, dict) and (
+        isinstance(schema.get("$ref"), str) or any(_refers(one) for _, one in _below(schema))
+    )
+
+
+def _below(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Where something stands in it that may be a schema, and what; not in values."""
+    for key, one in schema.items():
+        if isinstance(one, list) and key not in _DATA:
+            yield from (((key, number), item) for number, item in enumerate(one))
+        elif isinstance(one, dict) and key in _BY_NAME:
+            yield from (((key, name), item) for name, item in one.items())
+        elif key not in _DATA:
+            yield (key,), one
+
+
+def _moved(schema: Any) -> Any:
+    """A part of a whole schema, as it stands among the definitions of a parameter's: what it refers to is there."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: one.copy() if isinstance(one, dict | list) else one for key, one in schema.items()}
+    for path, one in _below(schema):
+        place: Any = found if len(path) == 1 else found[path[0]]
+        place[path[-1]] = _moved(one)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        found["$ref"] = f"#/$defs/{_WHOLE}{reference[1:]}"
+    return found
 
 
 def _text(value: str) -> str:
@@ -117,10 +155,11 @@ class ParameterRules:
         return self._rule("/(?s:.*)/", f"[suffix={_text(closing)}]")
 
     def _json(self, schema: Any) -> str:
-        """With the definitions that the whole schema has, to which it may refer."""
-        if isinstance(schema, dict):
-            shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-            schema = {**shared, **schema}
+        """With the whole schema among its definitions where it refers to a part of that."""
+        if isinstance(schema, dict) and _refers(schema):
+            whole = {key: value for key, value in self._root.items() if key not in _OF_DOCUMENT}
+            own = {key: value for key, value in self._root.items() if key == "$schema"}
+            schema = {**own, **_moved(schema), "$defs": {_WHOLE: _moved(whole)}}
         return self._json_rule(schema if isinstance(schema, dict | bool) else True, lenient=not self._strict)
 
     def _resolved(self, schema: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ BILLING_HEADER = re.compile(
 billing is somebody's text.
 """
 
-_BILLING_LINE = re.compile(rf"\s*{BILLING_HEADER.pattern}[^\S\n]*(?:\n+|\Z)", re.IGNORECASE)
+_BILLING_LINE = re.compile(rf"\s*{BILLING_HEADER.pattern}[^\S\n]*(?:\n(?:\r?\n)*|\Z)", re.IGNORECASE)
 
 _HEAD = "Current values:"
 

@@ -10,7 +10,8 @@ anything in RAM.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from ..errors import HomeprefixdError, NotFoundError, RequestError, UnavailableE
 from ..frames.store import Pin, PinInfo, Unpin
 from ..program import typed
 from . import resuming
-from .blocks import KEY_BYTES, TokensBE, block_key, edges_of, swap, text_digest
+from .blocks import BLOCK_TOKENS, KEY_BYTES, TokensBE, block_key, edges_of, swap, text_digest
 from .disk import Disk, DiskFullError, DiskTroubleError
 from .pin_reach import PinRow, PlaceOf, Point, end_of, held, holder, kept, keys_of, last, points, tails
 from .purge import ID_CHARACTERS, find, model_label, tokens_of
@@ -179,6 +180,8 @@ class Pins:
         place, start, namespace, asked, own = self._find(wanted)
         if place not in self.rows and len(self.rows) >= MAX_PINS:
             raise RequestError(f"{MAX_PINS} prefixes are pinned already: unpin others first")
+        if wanted.prefix and place in self.rows and self.rows[place].asked:
+            asked, own = self.rows[place].asked, self.rows[place].own  # an id names that pin, not another prompt
         now = self._wall()
         with self._cache.view() as (tables, warm):
             above = _above(self._cache, warm, place)
@@ -382,7 +385,8 @@ class Pins:
         else:
             namespace, tokens = self._tokens(wanted)
         end, name = _end_place(namespace, tokens), text_digest(namespace, tokens)
-        return {place for place, row in live.items() if place == end or row.asked == name} or live.keys() & shown
+        found = {place for place, row in live.items() if place == end or row.asked == name} or live.keys() & shown
+        return found if found or wanted.prefix else _last_of_before(live, namespace, tokens)
 
     def _put(self, place: bytes, row: PinRow | None) -> None:
         """Raises UnavailableError."""
@@ -413,13 +417,30 @@ def _place(step: Step) -> bytes:
     return step.node.tree_key[: KEY_BYTES + 4 * step.use]
 
 
+def _places(namespace: bytes, tokens: bytes) -> Iterator[bytes]:
+    """Of the blocks of a prompt (u32 LE), whether they are stored or not."""
+    parent = namespace
+    for start in range(0, len(tokens), BLOCK_BYTES):
+        part = tokens[start : start + BLOCK_BYTES]
+        yield parent + swap(part)
+        parent = block_key(parent, part)
+
+
 def _end_place(namespace: bytes, tokens: bytes) -> bytes:
-    """Where a prompt (u32 LE) ends, whether it is stored or not: the place of its last block."""
-    parent, start = namespace, 0
-    while len(tokens) - start > BLOCK_BYTES:
-        parent = block_key(parent, tokens[start : start + BLOCK_BYTES])
-        start += BLOCK_BYTES
-    return parent + swap(tokens[start:])
+    """Where a prompt (u32 LE) ends: the place of its last block."""
+    return deque(_places(namespace, tokens), 1)[0]
+
+
+def _last_of_before(live: Rows, namespace: bytes, tokens: bytes) -> set[bytes]:
+    """Of pins that do not say which prompt they were made for, as those of before, the one that can be this one's."""
+    least = len(tokens) // 4 - BLOCK_TOKENS
+    places = list(_places(namespace, tokens))
+    found = {
+        end_of(place, row): place
+        for place, row in live.items()
+        if not row.asked and end_of(place, row) >= least and any(whole.startswith(place) for whole in places)
+    }
+    return {found[max(found)]} if found else set()
 
 
 def _node(cache: Cache, warm: WarmTable | None, key: bytes) -> Placed | None:

@@ -257,7 +257,12 @@ BRACES: list[dict[str, Any]] = [
     obj({"many": {"type": "array", "items": {"const": 0}, "minItems": 70}}),
     obj({"one": {"type": "integer", "enum": [1, 2, "x"]}, "other": {"type": "integer", "anyOf": [{"const": 7}]}}),
     {"$ref": "#/$defs/p", "type": "object", "$defs": {"p": {"properties": {"q": I}, "required": ["q"]}}},
-    obj({"empty": {"type": "array", "items": False}}),
+    obj({"empty": {"type": "array", "items": False}, "blank": {"type": "string", "maxLength": 0}}),
+    obj({"name": {"type": "boolean"}, "below": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}}, ["name"]),
+    obj({"enum": obj({"x": I}, ["x"]), "to": {"$ref": "#/properties/enum"}}, ["enum", "to"]),
+    obj(
+        {"id": I, "sub": obj({"id": {"type": "null"}, "other": {"$ref": "#/properties/id"}}, ["id", "other"])}, ["sub"]
+    ),
 ]
 
 

@@ -87,6 +87,7 @@ def test_what_a_person_says_of_headers_stays(text: str) -> None:
         ("\n  X-Anthropic-Billing-Header: cc_version=2.1;cch=QQ==;\r\n\n\nBe brief.\n", "Be brief.\n"),
         (BILLING.format(1) + "\n" + BILLING.format(2), "You are an agent.\nBe brief.\n" + BILLING.format(2)),
         ("x-a-billing-header: a=1;\nx-b-billing-header: b=2\nBe brief.", "Be brief."),
+        ("x-a-billing-header: a=1;\r\n\r\n  Be brief.", "  Be brief."),
     ],
 )
 def test_billing_headers_go_from_the_head_of_a_message(text: str, left: str) -> None:

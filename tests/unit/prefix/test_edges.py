@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from homeprefixd.errors import NotFoundError, RequestError
@@ -625,6 +626,37 @@ class TestPinsInPart:
         assert gone.label == "900"
         house.cache.recent.note("r", house.namespace, to_le(document[:300]))
         assert [one.label for one in house.cache.pins.unpin(Unpin(0, request="r"))] == ["300"]
+        house.close()
+
+    def test_named_by_its_id_it_is_still_that_prompts(self, make: Make, window: int) -> None:
+        house = make(window)
+        tokens = list(range(900))
+        house.put(tokens[:899], {100: "system", 899: "prompt"})
+        [made] = house.cache.pins.pin(Pin(0, house.namespace, to_le(tokens), label="first"))
+        [again] = house.cache.pins.pin(Pin(0, prefix=made.id, label="second"))
+        assert (again.id, again.tokens, again.kept) == (made.id, made.tokens, made.kept)
+        [gone] = house.cache.pins.unpin(Unpin(0, house.namespace, to_le(tokens)))
+        assert gone.label == "second"
+        house.close()
+
+    def test_those_of_a_version_before_are_unpinned_by_their_prompt(self, make: Make, window: int) -> None:
+        """Their rows say neither which prompt it was, nor which one they are for where several end alike."""
+        house = make(window)
+        tokens = list(range(900))
+        house.put(tokens, {100: "system", 899: "prompt"})
+        pins = house.cache.pins
+        for end in (100, 899):
+            pins.pin(Pin(0, house.namespace, to_le(tokens[:end]), label=str(end)))
+        for place, row in list(pins.rows.items()):
+            pins._put(place, msgspec.structs.replace(row, asked=b"", own=0, tails=b""))
+        house.reopen()
+        pins = house.cache.pins
+        with pytest.raises(NotFoundError):
+            pins.unpin(Unpin(0, house.namespace, to_le(tokens[:500])))
+        [gone] = pins.unpin(Unpin(0, house.namespace, to_le(tokens)))
+        assert gone.label == "899"
+        [left] = pins.unpin(Unpin(0, house.namespace, to_le(tokens[:101])))
+        assert left.label == "100"
         house.close()
 
 
