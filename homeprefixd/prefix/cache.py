@@ -415,6 +415,11 @@ class Cache:
         """
         return self._loading.damaged(place, reason)
 
+    def repair(self) -> None:
+        """*Writer.* What is damaged leaves the disk now. Raises DiskFullError, DiskTroubleError."""
+        if self._behind is not None:
+            self._behind.repair()
+
     def refused(self, namespace: bytes, key: bytes, reason: str) -> int:
         """A worker cannot import a node's state. One that is what was written is as good as damaged, see `damaged`; if
         only its copy in RAM is not, that goes. Returns how many are gone. Reads from the disk."""

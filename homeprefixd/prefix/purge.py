@@ -93,20 +93,21 @@ def purge(
     else:
         cache.replies.forget(before=now - older_than)
         removal.unused(now - older_than)
-    _forget_on_disk(cache)
+    _finish_on_disk(cache)
     cache.pins.purged(removal.unpinned, roots)
     cache.removed_by_hand()
     return removal.done()
 
 
-def _forget_on_disk(cache: Cache) -> None:
-    """What was forgotten of replies goes now, too."""
+def _finish_on_disk(cache: Cache) -> None:
+    """What was forgotten of replies goes now, too, and what is hidden as damaged: no step could see it."""
     if cache.disk is None:
         return
     try:
+        cache.repair()
         cache.replies.put(cache.disk)
     except (DiskFullError, DiskTroubleError) as error:
-        raise StoreError(f"purged, but the memo of replies cannot be changed: {error}") from error
+        raise StoreError(f"purged, but not all of it from the disk: {error}") from error
 
 
 Victims = dict[bytes, Placed]  # by key, children before parents

@@ -271,7 +271,7 @@ class WriteBehind:
         failure: Exception | None = None
         stale: list[bytes] = []
         try:
-            self._repair()
+            self.repair()
             self._cache.registry.put(self._disk)
             self._cache.replies.put(self._disk)
             stale = self._stale()
@@ -513,7 +513,8 @@ class WriteBehind:
         self._cache.pins.given_up += len(gone)
         return gone
 
-    def _repair(self) -> None:
+    def repair(self) -> None:
+        """What is damaged, and all below it, leaves the disk. Raises DiskFullError, DiskTroubleError."""
         with self._cache.lock:
             keys = list(self._cache.repairs)
         for key in keys:

@@ -447,6 +447,20 @@ def test_a_damaged_block_goes_with_all_below_it_once(house: House) -> None:
     assert house.cache.counters.damaged == 0
 
 
+def test_a_purge_takes_what_waits_to_be_removed_as_damaged(house: House) -> None:
+    """No step of it sees that, and it would be there again if the process died before its next round of writing."""
+    keys = house.save(PROMPT)
+    house.cache.write(everything=True)
+    damage(house, keys[1])
+    with pytest.raises(BlockLostError, match="damaged"):
+        house.restore(PROMPT)
+    assert house.cache.disk is not None
+    assert house.cache.disk.nodes() == len(keys)
+    purge(house.cache, everything=True, now=house.now)
+    assert house.cache.disk.nodes() == 0
+    house.cache.check_integrity()
+
+
 def test_a_block_computed_again_before_the_damaged_one_is_gone_stays(house: House) -> None:
     keys = house.save(PROMPT)
     damage(house, keys[1])
