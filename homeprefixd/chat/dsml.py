@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .keywords import NAMED, VALUES
 from .member_names import is_divided, members, target
 from .unkept import refusal, typed, unkept
 
@@ -26,8 +27,6 @@ _KEPT = frozenset({"type", "properties", "required", "additionalProperties"})
 _WHOLE = "whole"
 """Name of the whole schema among a parameter's definitions."""
 _OF_DOCUMENT = frozenset({"$id", "id", "$schema"})
-_DATA = frozenset({"const", "enum", "default", "examples"})
-_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 
 
 def _refers(schema: Any) -> bool:
@@ -40,11 +39,11 @@ def _refers(schema: Any) -> bool:
 def _below(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     """Where something stands in it that may be a schema, and what; not in values."""
     for key, one in schema.items():
-        if isinstance(one, list) and key not in _DATA:
+        if isinstance(one, list) and key not in VALUES:
             yield from (((key, number), item) for number, item in enumerate(one))
-        elif isinstance(one, dict) and key in _BY_NAME:
+        elif isinstance(one, dict) and key in NAMED:
             yield from (((key, name), item) for name, item in one.items())
-        elif key not in _DATA:
+        elif key not in VALUES:
             yield (key,), one
 
 

@@ -14,6 +14,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, TypeGuard
 
 from ..errors import RequestError
+from .keywords import LISTED, NAMED, ONE, VALUES
 from .member_names import may_repeat_to_count
 from .moments import MOMENTS
 from .patterns import PatternError, translated
@@ -24,19 +25,6 @@ FORMATS = frozenset(
 """Those that are enforced. JSON Schema has all others as a note to the reader, as it has `password` and `int32`."""
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-
-_ONE = frozenset(
-    {
-        "items", "additionalItems", "additionalProperties", "contains", "contentSchema", "propertyNames", "not", "if",
-        "then", "else", "unevaluatedItems", "unevaluatedProperties",
-    }
-)  # fmt: skip
-_LISTED = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
-"""Keywords whose value is a schema, a list of schemas, schemas by name."""
-
-_VALUES = frozenset({"const", "enum", "default", "examples", "dependentRequired"})
-"""Keywords whose value may look like a schema and is none."""
 
 _NOTES = frozenset({"title", "description", "$comment", "default", "examples", "readOnly", "writeOnly", "deprecated"})
 
@@ -76,14 +64,14 @@ def _prepared(schema: dict[str, Any] | bool, lenient: bool) -> dict[str, Any] | 
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _ONE and isinstance(value, dict | bool):
+        if key in ONE and isinstance(value, dict | bool):
             found[key] = _prepared(value, lenient)
-        elif key in _LISTED and isinstance(value, list):
+        elif key in LISTED and isinstance(value, list):
             found[key] = [_prepared(one, lenient) for one in value]
-        elif key in _NAMED and isinstance(value, dict):
+        elif key in NAMED and isinstance(value, dict):
             found[key] = {name: _prepared(one, lenient) for name, one in value.items()}
         else:
-            found[key] = value if key in _VALUES else _referable(value, lenient)
+            found[key] = value if key in VALUES else _referable(value, lenient)
     found = without_idle(found)
     for fit, keys in (
         (_fit_values, ("const", "enum", "multipleOf", *_UPPER, *_LOWER)),

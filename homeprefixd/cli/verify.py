@@ -107,7 +107,10 @@ def compact(url: str | None, as_json: bool, **given: str | None) -> None:
     output = Output(as_json)
     directory = _directory(given) if url is None else None
     url = running_daemon(directory) if directory is not None else url
-    sizes = dict(call(url, "/cache/compact", {}, timeout=_PATIENCE)) if url is not None else _compact_closed(directory)
+    if url is not None:
+        sizes = dict(call(url, "/cache/compact", {}, timeout=_PATIENCE))
+    else:
+        sizes = _compact_closed(directory, given)
     if as_json:
         output.document(sizes)
     else:
@@ -117,12 +120,18 @@ def compact(url: str | None, as_json: bool, **given: str | None) -> None:
         )
 
 
-def _compact_closed(directory: Path | None) -> dict[str, Any]:
+def _compact_closed(directory: Path | None, given: Mapping[str, str | None]) -> dict[str, Any]:
     """By a process of its own. Raises StoreError."""
+    from ..budgets import disk_budget
+
     if directory is None:
         raise UnavailableError("no cache is named")
     _need_store(directory)
-    command = [sys.executable, "-P", "-m", "homeprefixd.prefix.compactor", str(directory)]
+    try:
+        min_free = disk_budget(load_settings(given).config.cache, directory).min_free
+    except OSError as error:
+        raise StoreError(f"{directory}: its disk cannot be asked what is free: {error}") from error
+    command = [sys.executable, "-P", "-m", "homeprefixd.prefix.compactor", str(directory), str(min_free)]
     home = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH", ""))))}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,19 @@ def test_compact_gives_space_back_and_keeps_what_is_there(directory: Path, comma
     found = json.loads(command("verify", "--cache-dir", str(directory), "--json").out)
     assert (found["nodes"], found["damaged"]) == (left, 0)
     assert "given back" in command("compact", "--cache-dir", str(directory)).out
+
+
+def test_compact_leaves_others_what_is_theirs_of_the_disk(
+    directory: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (directory / "data.mdb").read_bytes()
+    monkeypatch.setenv("HOMEPREFIXD_CACHE_MIN_FREE", str(shutil.disk_usage(directory).free))
+    done = command("compact", "--cache-dir", str(directory))
+    assert done.code == 6
+    assert "cache.min_free" in done.err
+    assert (directory / "data.mdb").read_bytes() == before
+    monkeypatch.setenv("HOMEPREFIXD_CACHE_MIN_FREE", "0")
+    assert command("compact", "--cache-dir", str(directory)).code == 0
 
 
 def test_a_store_in_use_is_not_compacted(directory: Path, command: Callable[..., Any]) -> None:
