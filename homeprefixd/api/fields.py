@@ -149,6 +149,17 @@ def _explain(error: msgspec.ValidationError) -> RequestError:
     return RequestError(text, param=param or None, code="wrong_type")
 
 
+def set_effort(template_kwargs: dict[str, Any], effort: str | None) -> None:
+    """How much a model is to think, for its template. What the client says itself in `template_kwargs` stays.
+
+    None at all is also what templates ask for that know no efforts.
+    """
+    if effort:
+        template_kwargs.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            template_kwargs.setdefault("enable_thinking", False)
+
+
 def check_plain(name: str, value: Any) -> None:
     """Refuse what the next processes could not take: nesting beyond MAX_NESTING, numbers beyond 64 bits, more than
     MAX_VALUES values."""
@@ -283,25 +294,27 @@ _SAMPLER_NAMES = {
 
 
 def samplers(value: str | list[str] | None) -> tuple[str, ...] | None:
-    """Names of samplers in the order in which they are applied, or a text of letters for them. Raises RequestError."""
+    """Names of samplers in the order in which they are applied, or a text of letters for them. Raises RequestError.
+
+    What is no sampler here is left out, as llama.cpp does: apps send their whole list, with those of other versions
+    (`tfs_z`, `adaptive_p`).
+    """
     if value is None:
         return None
     if len(value) > MAX_SAMPLERS:
         raise RequestError(f"`samplers` takes at most {MAX_SAMPLERS} samplers.", param="samplers", code="out_of_range")
     known = _SAMPLER_LETTERS if isinstance(value, str) else _SAMPLER_NAMES
-    found = []
-    for given in value:
-        name = known.get(given if isinstance(value, str) else given.lower())
-        if name is None:
-            shown = ", ".join(f"{letter} ({name})" for letter, name in _SAMPLER_LETTERS.items())
-            raise RequestError(
-                f"`samplers` has {given[:40]!r}, which is no sampler: take"
-                f" {shown if isinstance(value, str) else ', '.join(_SAMPLER_LETTERS.values())}.",
-                param="samplers",
-                code="unsupported_value",
-            )
-        found.append(name)
-    return tuple(found)
+    names = (known.get(given if isinstance(value, str) else given.lower()) for given in value)
+    found = tuple(name for name in names if name is not None)
+    if value and not found:
+        shown = ", ".join(f"{letter} ({name})" for letter, name in _SAMPLER_LETTERS.items())
+        raise RequestError(
+            f"`samplers` has {value[0][:40]!r}, and nothing in it is a sampler: take"
+            f" {shown if isinstance(value, str) else ', '.join(_SAMPLER_LETTERS.values())}.",
+            param="samplers",
+            code="unsupported_value",
+        )
+    return found
 
 
 def sequence_breakers(value: list[str] | None) -> tuple[str, ...] | None:

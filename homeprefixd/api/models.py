@@ -179,12 +179,11 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def root(request: web.Request) -> web.Response:
-    """`GET /`: what is this? For a browser, the page; for programs that ask for nothing special, what Ollama's clients
-    look for.
-    """
+    """`GET /`: what is this? For a browser, the page; for programs that take a text, what Ollama's clients look for."""
     if page.is_wanted(request):
         return page.response()
-    if "application/json" not in request.headers.get("Accept", ""):
+    accepted = request.headers.get("Accept", "*/*")
+    if "application/json" not in accepted or "text/plain" in accepted or "*/*" in accepted:  # axios names all three
         return web.Response(text=GREETING)
     return json_response(
         {

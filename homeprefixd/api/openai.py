@@ -296,8 +296,7 @@ def chat_request(body: ChatBody, rid: str, n_vocab: int | None) -> Generate:
     choice, allowed = tool_choice(body.tool_choice, tools)
     kwargs = dict(body.chat_template_kwargs or {})
     fields.check_plain("chat_template_kwargs", kwargs)
-    if body.reasoning_effort:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    fields.set_effort(kwargs, body.reasoning_effort)
     for name in ("add_generation_prompt", "continue_final_message"):
         if (value := getattr(body, name)) is not None:
             kwargs[name] = value

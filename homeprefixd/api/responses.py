@@ -351,8 +351,7 @@ def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
     hosted = {tool.type for tool in body.tools or []} - {"function", "custom"}
     choice, allowed = _choice(body.tool_choice, tools, hosted)
     kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning is not None and body.reasoning.effort:
-        kwargs.setdefault("reasoning_effort", body.reasoning.effort)
+    fields.set_effort(kwargs, body.reasoning.effort if body.reasoning is not None else None)
     limit = fields.whole("max_output_tokens", body.max_output_tokens, 1)
     generate = Generate(
         rid=rid,

@@ -1,6 +1,7 @@
 """What to change in messages that a chat template does not take, so that apps need not know which model they talk to.
 
-A template may know no system messages, want roles that alternate, one call at a time, or arguments that are an object.
+A template may know no system messages or one at the beginning only, want roles that alternate, one call at a time, or
+arguments that are an object.
 Each change touches only what is in its way, so that a conversation that grows keeps its beginning. Pure data; knows
 nothing of templates.
 """
@@ -29,7 +30,7 @@ def adapted(messages: Messages, render: Callable[[Messages], str]) -> str:
         if error.code not in _REFUSALS:
             raise
         first = last = error
-    left = [objects_for_arguments, one_call_at_a_time, system_within_user, alternating]
+    left = [objects_for_arguments, one_call_at_a_time, system_first, system_within_user, alternating]
     while left:
         for change in left:
             changed = change(messages)
@@ -94,8 +95,21 @@ def one_call_at_a_time(messages: Messages) -> Messages:
     return changed
 
 
+def system_first(messages: Messages) -> Messages:
+    """One system message at the beginning, and none later: those are the user's, where they stand.
+
+    Moved to the beginning, they would change what all that came before is computed from.
+    """
+    count = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    first, later = messages[:count], messages[count:]
+    if count > 1:
+        first = [{**first[0], "content": "\n\n".join(filter(None, (message["content"] for message in first)))}]
+    return [*first, *({**message, "role": "user"} if message["role"] == "system" else message for message in later)]
+
+
 def system_within_user(messages: Messages) -> Messages:
-    """What the system says at the beginning becomes the beginning of what the user says."""
+    """What the system says at the beginning becomes the beginning of what the user says, all later the user's."""
+    messages = system_first(messages)
     if not messages or messages[0]["role"] != "system":
         return messages
     system, rest = messages[0], messages[1:]

@@ -348,9 +348,10 @@ def test_capabilities(template: str, found: list[str]) -> None:
     assert capabilities(template) == ["completion", *found]
 
 
+@pytest.mark.parametrize("accept", ["*/*", "application/json, text/plain, */*"])  # the second: axios's
 @pytest.mark.parametrize("method", ["get", "head"])
-async def test_rule_13_the_greeting(client: TestClient, method: str) -> None:
-    reply = await client.request(method, "/")
+async def test_rule_13_the_greeting(client: TestClient, method: str, accept: str) -> None:
+    reply = await client.request(method, "/", headers={"Accept": accept})
     assert reply.status == 200
     assert reply.content_type == "text/plain"
     if method == "get":

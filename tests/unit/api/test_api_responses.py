@@ -369,6 +369,11 @@ async def test_allowed_tools_that_were_not_offered(client: TestClient, kind: str
     assert f"is of type '{kind}', and no such tool is among `tools`" in error["message"]
 
 
+async def test_no_effort_is_no_thinking(client: TestClient, backend: ScriptedBackend) -> None:
+    assert (await client.post(PATH, json=body(reasoning={"effort": "none"}))).status == 200
+    assert backend.asked.template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}
+
+
 @pytest.mark.parametrize(
     ("given", "kind"),
     [

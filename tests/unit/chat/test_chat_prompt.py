@@ -225,6 +225,26 @@ _SHOWN = (
             [Message("system", "S"), Message("user", "a"), Message("user", "b")],
             "[user S\n\na\n\nb]",
         ),
+        (
+            "m.role == 'system' and not loop.first",
+            [Message("system", "S"), Message("system", "T"), Message("user", "a"), Message("system", "U"), Message("user", "b")],
+            "[system S\n\nT][user a][user U][user b]",
+        ),
+        (
+            "m.role == 'system' and not loop.first",
+            [Message("user", "a"), Message("assistant", "b"), Message("system", "U"), Message("user", "c")],
+            "[user a][assistant b][user U][user c]",
+        ),
+        (
+            "m.role == 'system'",
+            [Message("system", "S"), Message("system", "T"), Message("user", "a"), Message("system", "U"), Message("user", "b")],
+            "[user S\n\nT\n\na][user U][user b]",
+        ),
+        (
+            "(m.role == 'system' and not loop.first) or (loop.previtem is defined and loop.previtem.role == m.role)",
+            [Message("system", "S"), Message("user", "a"), Message("system", "U"), Message("user", "b")],
+            "[system S][user a\n\nU\n\nb]",
+        ),
     ],
 )  # fmt: skip
 def test_messages_are_adapted_to_what_a_template_takes(refusal: str, messages: list[Message], expected: str) -> None:
