@@ -307,7 +307,8 @@ def test_what_other_threads_compute_does_not_count() -> None:
         thread.start()
     try:
         for _ in range(2):
-            assert Expression(r"(\w+) (?=\1)", 2.5 * alone).removed(text)[1] > 1_000
+            # all threads take nine times as much; its own some times as long, as the machine is busy
+            assert Expression(r"(\w+) (?=\1)", 5 * alone).removed(text)[1] > 1_000
     finally:
         over.set()
         for thread in threads:
