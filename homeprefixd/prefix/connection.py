@@ -336,6 +336,7 @@ class Connection:
             self._send(Transferred(frame.ticket, 0, 0, 0, 0, message, kind))
         finally:
             session.close()
+            self._service.readers.resume()  # there may be room for what others wait for
 
     def _resize(self, frame: Resize) -> None:
         """In the writer's thread."""

@@ -58,7 +58,8 @@ __all__ = [
     "UnreadableError",
 ]
 
-_FEW = 256  # nodes removed in one transaction
+FEW = 256
+"""Nodes that are removed in one transaction."""
 _LEAST_GAIN = 1 << 20  # bytes that a copy of the file must be smaller
 _GAIN_SHARE = 32  # of the file
 _PATIENCE = 10.0  # s that an exchange of the file waits for a moment without a reader
@@ -315,13 +316,19 @@ class Disk(DiskFile):
         room = self.free_bytes() - self._min_free - _OTHER_ROWS if self._min_free else 0
         if not self._min_free or room >= need + need // 8 + _OTHER_ROWS:
             self._kept_free = 0
+            if self._is_bound:
+                self._set_map(self._map_size)
+                self._is_bound = False
             yield False
             return
         self._set_map((int(self._env.info()["last_pgno"]) + 1) * PAGE + max(0, room // PAGE * PAGE))
+        self._is_bound = True
         try:
             yield True
         finally:
-            self._set_map(self._map_size)
+            with contextlib.suppress(DiskTroubleError):  # what was written is; the next transaction tries it again
+                self._set_map(self._map_size)
+                self._is_bound = False
 
     def _set_map(self, size: int) -> None:
         """Let the file grow to `size` at most."""
@@ -395,7 +402,7 @@ class Disk(DiskFile):
         now = self._wall()
         with self._begin() as txn:
             table = self._view(txn)
-            chosen, size = choose_stale(table, stale, need, _FEW, may_evict)
+            chosen, size = choose_stale(table, stale, need, FEW, may_evict)
             first: list[tuple[float, int, bytes, Iterator[bytes] | None]] = []  # a heap
             count = itertools.count()
 
@@ -404,7 +411,7 @@ class Disk(DiskFile):
 
             for rows in table.leaves_by_level():
                 wait(next(rows), rows)
-            while first and size < need and len(chosen) < _FEW:
+            while first and size < need and len(chosen) < FEW:
                 _overdue, _number, row, more = heapq.heappop(first)
                 if more is not None and (following := next(more, None)) is not None:
                     wait(following, more)
@@ -422,8 +429,8 @@ class Disk(DiskFile):
 
     def remove(self, nodes: Sequence[Placed]) -> None:
         """*Writer.* Remove nodes, children before parents. Raises DiskFullError, DiskTroubleError."""
-        for at in range(0, len(nodes), _FEW):
-            self._remove_few(nodes[at : at + _FEW])
+        for at in range(0, len(nodes), FEW):
+            self._remove_few(nodes[at : at + FEW])
 
     def _remove_few(self, nodes: Sequence[Placed]) -> None:
         sums = self.sums.copy()

@@ -169,16 +169,26 @@ class HotTier:
         if not 0 < size <= self.arena.allowance:
             return None
         gone = 0
+        possible: bool | None = None
         while (offset := self.arena.allocate(size)) is None:
             if most is not None and gone >= most:
                 return None
-            victim = self._end(keep) or self._inner() or self._unwritten(settled, keep)
+            victim = self._end(keep) or self._inner()
+            if victim is None:
+                possible = possible if possible is not None else self._can_have(size)
+                victim = self._unwritten(settled, keep) if possible else None
             if victim is None:
                 return None
             gone += victim.size
             self._on_evict(victim)
             self.drop(victim)
         return Extent(offset, size, 1)
+
+    def _can_have(self, size: int) -> bool:
+        """Whether there would be room for `size` bytes if all went that nobody uses: else nothing shall go in vain."""
+        used = {hot.extent.offset for hot in self.by_key.values() if hot.leases}
+        unused = {hot.extent.offset: hot.extent.size for hot in self.by_key.values() if hot.extent.offset not in used}
+        return self.arena.used - sum(map(pages, unused.values())) + pages(size) <= self.arena.allowance
 
     def evict(self) -> bool:
         """Let the node go that is worth least; False if none may: they are leased, or wait to be written."""

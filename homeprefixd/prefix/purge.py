@@ -93,9 +93,11 @@ def purge(
     else:
         cache.replies.forget(before=now - older_than)
         removal.unused(now - older_than)
-    _finish_on_disk(cache)
-    cache.pins.purged(removal.unpinned, roots)
-    cache.removed_by_hand()
+    try:
+        _finish_on_disk(cache)
+    finally:
+        cache.pins.purged(removal.unpinned, roots)
+        cache.removed_by_hand()
     return removal.done()
 
 
@@ -163,17 +165,20 @@ class Removal:
                 time.sleep(_PAUSE)
                 continue
             seconds = _STEP_SECONDS
+            gone = False
             try:
                 if cache.disk is not None:
                     cache.disk.remove(list(victims.values()))
+                gone = True
             except (DiskFullError, DiskTroubleError) as error:
                 raise StoreError(f"purged from memory, but the disk cannot be changed: {error}") from error
             finally:
                 with cache.lock:
                     cache.show(victims)
-                    cache.left_disk(list(victims), drop=True)
-                    cache.counters.purged += len(victims)
-                    cache.removals_seen.add(victims, "purged")
+                    if gone:
+                        cache.left_disk(list(victims), drop=True)
+                        cache.counters.purged += len(victims)
+                        cache.removals_seen.add(victims, "purged")
             self._nodes += len(victims)
             self._bytes += sum(node.record.stored or node.record.size for node in victims.values())
 

@@ -44,14 +44,14 @@ class Shrinking:
         times = [at for at in (self._step_at, self._compact_at) if at is not None]
         return min(times) if times else None
 
-    def stepped(self, gone: bool) -> None:
+    def stepped(self, gone: bool, in_use: bool) -> None:
         """A step was taken: `gone` says whether it removed anything. If not, no more can go: the budget is met, or
-        what is in use is in the way for a while."""
+        what is in use is in the way for a while, which `in_use` says also where it is a share that is not met."""
         self._was_larger |= gone
         if gone:
             return
         now, limit = self._clock(), self._disk.limit
-        if self._disk.used() > limit:
+        if in_use or self._disk.used() > limit:
             self._step_at = now + _STEP_SECONDS
             return
         compact = self._was_larger or self._disk.file_bytes() > limit * _FILE_MUCH

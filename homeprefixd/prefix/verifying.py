@@ -144,15 +144,15 @@ class Verifier:
             found.damaged += 1
             if len(found.problems) < _NAMED:
                 found.problems.append(f"{problem.key.hex()[:16]}: {problem.reason}")
-            if repair and problem.readable and (removed := self._cache.damaged(problem.tree_key, problem.reason)):
-                found.removed += removed
-                self._in_writer(self._repair)
+            if repair and problem.readable and (count := self._cache.damaged(problem.tree_key, problem.reason)):
+                found.removed += self._in_writer(partial(self._remove, count))
             elif repair:
                 unreadable[problem.tree_key] = problem.key
 
-    def _repair(self) -> int:
-        self._cache.write()
-        return 0
+    def _remove(self, count: int) -> int:
+        """What was found damaged: `count` nodes. Raises DiskFullError, DiskTroubleError."""
+        self._cache.repair()
+        return count
 
     def _in_writer(self, change: Callable[[], int]) -> int:
         """Run `change` in the writer's thread and wait for it; its result, 0 if the disk did not let it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .arena import pages
-from .disk import BudgetError, Disk, DiskFullError, DiskTroubleError, GrowthError, Pending, Stored, Touch
+from .disk import FEW, BudgetError, Disk, DiskFullError, DiskTroubleError, GrowthError, Pending, Stored, Touch
 from .hot import HotNode
 from .refused import requeue
 from .removals import Why
@@ -58,6 +58,7 @@ class WriteBehind:
         self._pinned: frozenset[bytes] = frozenset()  # nodes that must stay
         self._urgent = False  # what is pinned is being written: `write_path` says what is refused of it
         self._kept: frozenset[bytes] = frozenset()  # nodes that must stay while a path is written
+        self._in_use = False  # a node would have gone in this step, but somebody needs it now
         self._over_share = False  # a share was full when the last batch was written
         self._shares = Shares()
 
@@ -276,14 +277,14 @@ class WriteBehind:
             self._cache.replies.put(self._disk)
             stale = self._stale()
             if self._shrinking.is_due():
-                self._pinned = self._cache.pins.protected()
+                self._pinned, self._in_use = self._cache.pins.protected(), False
                 if touches and self._disk.used() > self._disk.limit:
                     self._disk.store([], touches)  # so that what was used lately may go, if all was
                     touches = {}
                 shrunk = self._disk.shrink(self._may_evict, stale) or self._shrink_to_shares() or self._shrink_pinned()
                 gone += shrunk
                 why = {node.record.key: "smaller" for node in shrunk}
-                self._shrinking.stepped(bool(shrunk))
+                self._shrinking.stepped(bool(shrunk), self._in_use)
             others = len(gone)
             refused = self._keep_shares(batch, touches, gone)
             why |= {node.record.key: "share" for node in gone[others:]}
@@ -407,7 +408,10 @@ class WriteBehind:
             in_use = key in self._cache.loading or key in self._cache.touched or (hot is not None and hot.leases > 0)
             below = [self._cache.hot.by_key[child.record.key] for child in self._cache.hot.table.children(key)]
             waits = any((child.queued and not self._urgent) or child in self._cache.writing for child in below)
-            return not (key in self._pinned or key in self._kept or in_use or waits)
+            if key in self._pinned or key in self._kept:
+                return False
+            self._in_use |= in_use or waits
+            return not (in_use or waits)
 
     def _leave_behind(self, gone: Sequence[Placed]) -> None:
         """Of what left the disk for what is pinned, nothing waits any more that is below it: it would bring it back.
@@ -501,8 +505,8 @@ class WriteBehind:
             return [key for key in self._cache.usage.stale(self._cache.namespaces) if key.hex() in stored]
 
     def _shrink_pinned(self) -> list[Placed]:
-        """One step towards a budget that cannot be kept without what is pinned."""
-        if not self._pinned or self._disk.used() <= self._disk.limit:
+        """One step towards a budget that cannot be kept without what is pinned: nothing else is left, nor in use."""
+        if not self._pinned or self._in_use or self._disk.used() <= self._disk.limit:
             return []
         self._pinned = self._kept = frozenset()
         gone = self._disk.shrink(self._may_evict)
@@ -515,18 +519,23 @@ class WriteBehind:
 
     def repair(self) -> None:
         """What is damaged, and all below it, leaves the disk. Raises DiskFullError, DiskTroubleError."""
-        with self._cache.lock:
-            keys = list(self._cache.repairs)
+        cache = self._cache
+        with cache.lock:
+            keys = list(cache.repairs)
         for key in keys:
             with self._disk.table() as table:
                 node = table.place(key)
                 nodes = [*table.subtree(key), *([node] if node is not None else [])]
-            self._disk.remove(nodes)
-            with self._cache.lock:
-                gone = [node.record.key for node in nodes]
-                self._cache.repairs.remove(key)
-                self._cache.show((key, *gone))
-                self._cache.left_disk(gone, drop=True, hidden_before=True)
+            for at in range(0, len(nodes), FEW):  # what went is shown at once: the next part may fail
+                some = nodes[at : at + FEW]
+                self._disk.remove(some)
+                with cache.lock:
+                    gone = [node.record.key for node in some]
+                    cache.show(gone)
+                    cache.left_disk(gone, drop=True, hidden_before=True)
+            with cache.lock:
+                cache.repairs.remove(key)
+                cache.show((key,))
 
 
 def _mib(disk: Disk) -> int:

@@ -27,6 +27,7 @@ class Faults:
     bandwidth: float = 0.0  # bytes of state a second that are read; 0: as fast as it goes
     read_error: int = 0  # errno of each read
     write_error: int = 0  # errno of each transaction that changes something
+    good_writes: int = 0  # transactions that go well before those
     short_reads: bool = False  # the end of each piece is missing
     flips: float = 0.0  # share of pieces of which a bit is wrong as they are read
     numbers: random.Random = field(default_factory=lambda: random.Random(1))
@@ -56,7 +57,9 @@ class FaultyDisk(Disk):
         time.sleep(self.faults.latency)
         if self.faults.held is not None:
             self.faults.held.wait(60)
-        if self.faults.write_error:
+        if self.faults.good_writes:
+            self.faults.good_writes -= 1
+        elif self.faults.write_error:
             raise disk_error(OSError(self.faults.write_error, "injected"), self._file)
         super()._write(change)
 

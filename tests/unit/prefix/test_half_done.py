@@ -1,0 +1,192 @@
+"""What stops half-way, or meets what is in use for a moment: nothing is left hidden, given up or counted in vain."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+from faulty_disk import FaultyDisk
+from prefix_testing import MIB, House
+
+from homeprefixd.errors import StoreError
+from homeprefixd.frames.store import Pin
+from homeprefixd.prefix.blocks import BLOCK_TOKENS, to_le
+from homeprefixd.prefix.cache import BlockLostError
+from homeprefixd.prefix.disk import FEW
+from homeprefixd.prefix.env_gate import EnvGate
+from homeprefixd.prefix.purge import purge
+from homeprefixd.prefix.verifying import Verifier
+
+LONG = [n % 1000 for n in range(BLOCK_TOKENS * (FEW + 44))]
+ONE, TWO, THREE = ([n] * BLOCK_TOKENS * 10 for n in (1, 2, 3))
+
+
+@pytest.fixture
+def house(make: Callable[..., House]) -> House:
+    return make(hot=16 * MIB, warm=16 * MIB, kind=FaultyDisk)
+
+
+def disk_of(house: House) -> FaultyDisk:
+    return cast(FaultyDisk, house.cache.disk)
+
+
+def saved(house: House, tokens: list[int], size: int = 120_000, owner: str = "") -> list[bytes]:
+    keys = house.save(tokens, size, owner=owner)
+    house.cache.write(everything=True)
+    return keys
+
+
+def on_disk(house: House, keys: list[bytes]) -> int:
+    with disk_of(house).table() as table:
+        return sum(table.place(key) is not None for key in keys)
+
+
+def note_damage(house: House, key: bytes) -> None:
+    with disk_of(house).table() as table:
+        node = table.place(key)
+    assert node is not None
+    assert house.cache.damaged(node.tree_key, "a test says so")
+
+
+def later(house: House, times: int = 4) -> None:
+    for _ in range(times):
+        house.now += 100
+        house.cache.write()
+
+
+def test_what_is_damaged_is_not_hidden_for_ever_if_its_removal_stops_half_way(house: House) -> None:
+    keys = saved(house, LONG, 100)
+    note_damage(house, keys[0])
+    disk_of(house).faults.write_error, disk_of(house).faults.good_writes = errno.ENOSPC, 1
+    later(house, 1)
+    assert on_disk(house, keys) == len(keys) - FEW
+    disk_of(house).faults.write_error = 0
+    later(house)
+    assert (on_disk(house, keys), house.cache.hidden, house.cache.repairs) == (0, set(), [])
+    saved(house, LONG, 100)
+    house.reopen()
+    assert house.known(LONG) == len(LONG)
+    assert purge(house.cache, everything=True, now=house.now).nodes == len(keys)
+    assert on_disk(house, keys) == 0
+
+
+def test_what_is_pinned_stays_while_something_else_is_in_use_for_a_moment(house: House) -> None:
+    """Of a budget that was made smaller."""
+    pinned, other = saved(house, ONE), saved(house, TWO)
+    house.cache.pins.pin(Pin(0, house.namespace, to_le(ONE), label="p"))
+    later(house, 1)
+    lease = house.session.lookup(house.namespace, to_le(TWO), limit=len(TWO))
+    house.cache.resize(disk_of(house).used() - 50_000)
+    later(house)
+    assert (on_disk(house, pinned), on_disk(house, other)) == (10, 10)
+    house.session.release(lease)
+    later(house)
+    assert on_disk(house, pinned) == 10
+    assert on_disk(house, other) < 10
+    assert disk_of(house).used() <= disk_of(house).limit
+
+
+def test_a_smaller_share_is_kept_once_what_is_in_use_is_not(house: House) -> None:
+    keys = saved(house, THREE, owner="guest")
+    later(house, 1)
+    lease = house.session.lookup(house.namespace, to_le(THREE), limit=len(THREE))
+    house.cache.set_shares({}, {"guest": 1})
+    later(house, 1)
+    assert on_disk(house, keys) == 10
+    house.session.release(lease)
+    later(house)
+    [account] = house.cache.accounts()
+    assert account.used <= account.limit
+
+
+def test_a_purge_that_fails_counts_nothing(house: House) -> None:
+    keys = saved(house, ONE)
+    disk_of(house).faults.write_error = errno.EIO
+    with pytest.raises(StoreError, match="the disk cannot be changed"):
+        purge(house.cache, everything=True, now=house.now)
+    assert house.cache.counters.purged == 0
+    assert on_disk(house, keys) == 10
+    assert not house.cache.hidden
+    disk_of(house).faults.write_error = 0
+    assert purge(house.cache, everything=True, now=house.now).nodes == 10
+
+
+def test_a_pin_goes_with_what_was_purged_also_where_the_rest_fails(house: House) -> None:
+    keys = saved(house, ONE)
+    house.cache.pins.pin(Pin(0, house.namespace, to_le(ONE)))
+    other = saved(house, TWO)
+    note_damage(house, other[0])
+    disk_of(house).faults.write_error, disk_of(house).faults.good_writes = errno.EIO, 2  # those of the purge
+    with pytest.raises(StoreError, match="not all of it from the disk"):
+        purge(house.cache, prefix=keys[0].hex()[:16], now=house.now)
+    disk_of(house).faults.write_error = 0
+    assert on_disk(house, keys) == 0
+    assert not house.cache.pins.rows
+
+
+def test_verify_counts_as_removed_what_is(house: House) -> None:
+    keys = saved(house, ONE)
+    with disk_of(house)._env.begin(write=True) as txn:
+        table = disk_of(house)._tables[b"payloads"]
+        key, piece = next(iter(txn.cursor(table)))
+        txn.put(key, bytes([*piece[:100], piece[100] ^ 1, *piece[101:]]), db=table)
+    damaged = keys.index(bytes(key)[:32])
+    verifier = Verifier(house.cache, lambda job: job())
+    disk_of(house).faults.write_error = errno.ENOSPC
+    found = verifier.run(repair=True, rate=0)
+    assert found is not None
+    assert (found.damaged, found.removed, on_disk(house, keys)) == (1, 0, 10)
+    disk_of(house).faults.write_error = 0
+    later(house)
+    assert on_disk(house, keys) == damaged
+
+
+def test_the_map_grows_again_where_it_could_not_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound write goes well, though others read without a pause after it."""
+    disk = disk_of(house)
+    saved(house, ONE[:64])
+    free = [(10 << 20) + (1 << 20) + (200 << 10)]
+    monkeypatch.setattr(disk, "_min_free", 10 << 20)
+    monkeypatch.setattr(disk, "free_bytes", lambda: free[0])
+    alone, calls = EnvGate.alone, 0
+
+    @contextlib.contextmanager
+    def busy_after_the_first(gate: EnvGate, patience: float) -> Iterator[bool]:
+        nonlocal calls
+        calls += 1
+        with alone(gate, patience) as is_free:
+            yield is_free and calls == 1
+
+    monkeypatch.setattr(EnvGate, "alone", busy_after_the_first)
+    keys = saved(house, TWO[:64])
+    assert calls == 2
+    assert (on_disk(house, keys), house.cache.warm_state) == (1, "ok")
+    assert house.cache.hot.by_key[keys[0]].warm
+    assert disk._env.info()["map_size"] < disk._map_size
+    monkeypatch.setattr(EnvGate, "alone", alone)
+    free[0] = 1 << 40
+    later(house)
+    more = saved(house, THREE)
+    assert (on_disk(house, more), disk._env.info()["map_size"]) == (10, disk._map_size)
+
+
+def test_nothing_that_is_only_in_ram_goes_in_vain(make: Callable[..., House]) -> None:
+    """Memory is short, so that there is no room for a block whatever goes."""
+    house = make(hot=4 * MIB)
+    saved(house, ONE, 300_000)
+    short = saved(house, TWO[:128], 100_000)
+    for key in reversed(short):
+        house.cache.forget_hot(house.cache.hot.by_key[key])
+    lease = house.session.lookup(house.namespace, to_le(ONE), limit=len(ONE))
+    fresh = house.save(THREE[:192], 100_000)
+    house.cache.arena.allowance = 2 * MIB
+    other = house.session.lookup(house.namespace, to_le(TWO[:128]), limit=128)
+    house.cache.taken(other, 0)  # they are wanted now
+    with pytest.raises(BlockLostError):
+        house.block(other, 0)
+    assert all(key in house.cache.hot.by_key for key in fresh)
+    house.session.release(other)
+    house.session.release(lease)
