@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 import msgspec
@@ -20,26 +19,12 @@ from .openai import vocabulary
 from .operation import EVENTS, Operation
 from .replies import respond
 from .responses_reply import ResponseWriter
+from .responses_tools import HOSTED, NamedTool, Tool, choice_of, offered, one_name
 from .sse import EventStream
 from .standing import with_standing
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
-
-_HOSTED = (
-    "web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell",
-    "apply_patch", "tool_search",
-)  # fmt: skip
-"""Beginnings of types of tools that OpenAI runs or has its own words for, and of the items that came of them. A model
-that is told of neither answers without."""
-
-_FREE = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
-"""Parameters of a `custom` tool, which takes a text."""
 
 _STORED = "Nothing is stored here: send the earlier items of the conversation in `input`."
 
@@ -76,29 +61,11 @@ class Item(msgspec.Struct):
     id: str | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[dict[str, Any]] | dict[str, Any] | None = None
     input: str | None = None
     summary: Parts[Part] | None = None
-
-
-class Tool(msgspec.Struct):
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    format: Any = None  # of the text that a `custom` one takes: for the reader, it is not enforced
-
-
-class NamedTool(msgspec.Struct):
-    """What `tool_choice` asks for: a function or custom tool, or with `mode` those of `tools` that are allowed."""
-
-    type: str
-    name: str | None = None
-    mode: str | None = None
-    tools: list[Any] | None = None
-    allowed_tools: Any = None  # `mode` and `tools` as the chat's dialect has them
 
 
 class Format(msgspec.Struct):
@@ -246,19 +213,21 @@ def messages_of(body: ResponsesBody) -> list[Message]:
             case "function_call":
                 if item.name is None:
                     raise missing(f"{where}.name")
-                turns.call(conversation.tool_call(item.call_id, item.name, item.arguments or ""))
+                turns.call(
+                    conversation.tool_call(item.call_id, one_name(item.namespace, item.name), item.arguments or "")
+                )
             case "custom_tool_call":
                 if item.name is None:
                     raise missing(f"{where}.name")
                 written = msgspec.json.encode({"input": item.input or ""}).decode()
-                turns.call(conversation.tool_call(item.call_id, item.name, written))
+                turns.call(conversation.tool_call(item.call_id, one_name(item.namespace, item.name), written))
             case "function_call_output" | "custom_tool_call_output":
                 if item.call_id is None:
                     raise missing(f"{where}.call_id")
                 turns.add(Message("tool", _output(f"{where}.output", item.output), tool_call_id=item.call_id))
             case "item_reference":
                 raise unsupported(f"{where}.type", f"`{where}` refers to an item that was stored. {_STORED}")
-            case kind if kind.startswith(_HOSTED):
+            case kind if kind.startswith(HOSTED):
                 continue
             case _:
                 raise unsupported(
@@ -270,52 +239,6 @@ def messages_of(body: ResponsesBody) -> list[Message]:
 
 
 # ---------------------------------------------------------------------------------------------------- all else
-
-
-def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    found = []
-    for index, tool in enumerate(tools or []):
-        if tool.type in ("function", "custom"):
-            if tool.name is None:
-                raise missing(f"tools[{index}].name")
-            if tool.type == "custom":
-                found.append(conversation.function_tool(tool.name, tool.description, _FREE, True))
-                continue
-            conversation.check_parameters(f"tools[{index}].parameters", tool.parameters)
-            found.append(conversation.function_tool(tool.name, tool.description, tool.parameters, tool.strict))
-        elif not tool.type.startswith(_HOSTED):
-            raise unsupported(
-                f"tools[{index}].type", f"`tools[{index}]`: tools of type {tool.type[:40]!r} are not supported here."
-            )
-    return found or None
-
-
-def custom_tools(body: ResponsesBody) -> frozenset[str]:
-    """Names of the tools that take a text. To the model they are functions with one parameter."""
-    return frozenset(tool.name or "" for tool in body.tools or [] if tool.type == "custom")
-
-
-def _choice(
-    choice: str | NamedTool | None, tools: list[dict[str, Any]] | None, hosted: Container[str]
-) -> tuple[str, list[str] | None]:
-    """`tool_choice` and `allowed_tools` as the frame has them. Raises RequestError. `hosted`: types of tools that were
-    left out of `tools`."""
-    if choice is None:
-        return "auto", None
-    if isinstance(choice, str):
-        if choice not in ("auto", "none", "required"):
-            raise RequestError(
-                f"`tool_choice` must be auto, none, required or the name of a function, not {choice[:40]!r}.",
-                param="tool_choice",
-            )
-        return conversation.checked_choice(choice, tools), None
-    if choice.type == "allowed_tools":
-        return conversation.allowed_tools(_plain(choice), tools, hosted)
-    if choice.type not in ("function", "custom"):
-        raise unsupported("tool_choice.type", f"`tool_choice` of type {choice.type[:40]!r} is not supported here.")
-    if choice.name is None:
-        raise missing("tool_choice.name")
-    return conversation.checked_choice(f"={choice.name}", tools), None
 
 
 def _constraint(body: ResponsesBody) -> Constraint | None:
@@ -347,9 +270,9 @@ def _check_unsupported(body: ResponsesBody) -> None:
 def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     _check_unsupported(body)
-    tools, strict = conversation.without_strict(_tools(body.tools))
-    hosted = {tool.type for tool in body.tools or []} - {"function", "custom"}
-    choice, allowed = _choice(body.tool_choice, tools, hosted)
+    known = offered(body.tools)
+    tools, strict = conversation.without_strict(known.functions)
+    choice, allowed = choice_of(body.tool_choice, known)
     kwargs = dict(body.chat_template_kwargs or {})
     fields.set_effort(kwargs, body.reasoning.effort if body.reasoning is not None else None)
     limit = fields.whole("max_output_tokens", body.max_output_tokens, 1)
@@ -392,12 +315,17 @@ def echo(body: ResponsesBody) -> dict[str, Any]:
         "temperature": body.temperature,
         "text": {"format": text_format},
         "tool_choice": "auto" if body.tool_choice is None else _plain(body.tool_choice),
-        "tools": [{"parameters": None, "strict": None, **_plain(tool)} for tool in body.tools or []],
+        "tools": [_shown(tool) for tool in body.tools or []],
         "top_logprobs": 0,
         "top_p": body.top_p,
         "truncation": "disabled",
         "user": None,
     }
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    found = {**_plain(tool), **({"tools": [_shown(inner) for inner in tool.tools]} if tool.tools else {})}
+    return found if tool.type == "namespace" else {"parameters": None, "strict": None, **found}
 
 
 def _plain(value: Any) -> Any:
@@ -417,7 +345,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     identity = request.app[IDENTITY]
     token = identity.token()
     generate = with_standing(request, request_of(body, f"resp_{token}", vocabulary(request, alias)), body.service_tier)
-    writer = ResponseWriter(token, alias, int(identity.clock()), echo(body), custom_tools(body))
+    writer = ResponseWriter(token, alias, int(identity.clock()), echo(body), offered(body.tools))
     events = EventStream(request, request.app[CONFIG].keep_alive) if generate.stream else None
     return await respond(request, backend.generate(alias, generate), writer, events)
 

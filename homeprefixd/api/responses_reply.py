@@ -13,6 +13,7 @@ from ..frames.worker import Accepted, CallPiece, Delta, Finished, Timings
 from ..models.backend import Event
 from .errors import encode
 from .replies import Call, settled
+from .responses_tools import Offered
 
 
 def usage_object(timings: Timings) -> dict[str, Any]:
@@ -46,10 +47,12 @@ def _thought_part(text: str) -> dict[str, Any]:
 class _Item:
     """An item of the output: a message, a thought, or a call."""
 
-    def __init__(self, index: int, ident: str, call: Call | None = None) -> None:
+    def __init__(self, index: int, ident: str, call: Call | None = None, name: dict[str, str] | None = None) -> None:
+        """`name`: fields of a call that say what is called."""
         self.index = index  # in the output
         self.id = ident
         self.call = call
+        self.name = name or {}
         self.text = ""
         self.status = "completed"  # at its end
 
@@ -98,7 +101,7 @@ class _FunctionCall(_Item):
             "type": self.kind,
             "status": status,
             "call_id": self.call.id if self.call else "",
-            "name": self.call.name if self.call else "",
+            **self.name,
             self.field: "" if status == "in_progress" else self.given,
         }
 
@@ -115,18 +118,18 @@ class _CustomCall(_FunctionCall):
 
 class ResponseWriter:
     """Implements `replies.Writer`. `token` makes all ids of this response; `echo`: what it repeats of the request.
-    `custom`: names of the tools that take a text, which is sent once it is complete.
+    `tools`: of the request. The text that a custom one takes is sent once it is complete.
     """
 
     def __init__(
-        self, token: str, model: str, created: int, echo: dict[str, Any], custom: frozenset[str] = frozenset()
+        self, token: str, model: str, created: int, echo: dict[str, Any], tools: Offered | None = None
     ) -> None:
         self.rid = f"resp_{token}"
         self._token = token
         self._model = model
         self._created = created
         self._echo = echo
-        self._custom = custom
+        self._tools = tools or Offered()
         self._number = 0  # of the next event
         self._items: list[_Item] = []
         self._open: _Item | None = None  # that is being written: the last one
@@ -156,16 +159,20 @@ class ResponseWriter:
             usage=usage_object(finished.timings),
         )
 
-    def _new(self, kind: type[_Item], prefix: str, call: Call | None = None) -> _Item:
+    def _new(
+        self, kind: type[_Item], prefix: str, call: Call | None = None, name: dict[str, str] | None = None
+    ) -> _Item:
         index = len(self._items)
-        item = kind(index, f"{prefix}_{self._token}_{index}", call)
+        item = kind(index, f"{prefix}_{self._token}_{index}", call, name)
         self._items.append(item)
         return item
 
     def _new_call(self, call: Call) -> _Item:
-        return (
-            self._new(_CustomCall, "ctc", call) if call.name in self._custom else self._new(_FunctionCall, "fc", call)
-        )
+        namespace, name = self._tools.spaces.get(call.name, ("", call.name))
+        told = {"name": name, "namespace": namespace} if namespace else {"name": name}
+        if call.name in self._tools.custom:
+            return self._new(_CustomCall, "ctc", call, told)
+        return self._new(_FunctionCall, "fc", call, told)
 
     # ------------------------------------------------------------------------------------------------- streamed
 
@@ -174,13 +181,15 @@ class ResponseWriter:
         data = encode({"type": kind, "sequence_number": number, **more})
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
+    def _created_events(self) -> bytes:
+        response = self._response("in_progress")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
     def event(self, event: Event) -> bytes:
         match event:
             case Accepted():
-                response = self._response("in_progress")
-                return self._event("response.created", response=response) + self._event(
-                    "response.in_progress", response=response
-                )
+                return self._created_events()
             case Delta():
                 return self._delta(event)
             case Finished():
@@ -252,7 +261,7 @@ class ResponseWriter:
                 )
         elif item.call is not None:
             kind = "response.function_call_arguments.done"
-            told = {"name": item.call.name, "arguments": item.call.text}
+            told = {"name": item.name["name"], "arguments": item.call.text}
             data = b"" if item.is_broken else self._event(kind, **place, **told)
         elif isinstance(item, _Thought):
             data = self._event("response.reasoning_text.done", **place, content_index=0, text=item.text)
@@ -265,7 +274,8 @@ class ResponseWriter:
     def failure(self, error: HomeprefixdError) -> bytes:
         told = {"code": error.code or "server_error", "message": error.message}
         output = [item.shown("incomplete" if item is self._open else item.status) for item in self._items]
-        return self._event("response.failed", response=self._response("failed", error=told, output=output))
+        begun = b"" if self._number else self._created_events()  # clients' libraries want to see them first
+        return begun + self._event("response.failed", response=self._response("failed", error=told, output=output))
 
     # ------------------------------------------------------------------------------------------------- whole
 

@@ -237,6 +237,29 @@ def test_responses_stream_and_go_on_from_earlier_items(house: House) -> None:
             client.responses.create(input="x", previous_response_id=first.id, **request)
 
 
+def test_functions_in_namespaces(house: House) -> None:
+    """As Codex has them: one for each MCP server."""
+    parameters = {"type": "object", "properties": {"path": {"type": "string", "maxLength": 8}}, "required": ["path"]}
+    inner: Any = {"type": "function", "name": "read", "parameters": parameters, "strict": True}
+    tools: Any = [{"type": "namespace", "name": "mcp__files__", "description": "Files", "tools": [inner]}]
+    request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 200, "tools": tools}
+    with house.openai() as client:
+        choice: Any = {"type": "function", "namespace": "mcp__files__", "name": "read"}
+        request["parallel_tool_calls"] = False
+        first = client.responses.create(input="Read a.txt", tool_choice=choice, **request)
+        call = first.output[-1]
+        assert call.type == "function_call", first.output
+        assert (call.namespace, call.name) == ("mcp__files__", "read")
+        items: Any = [{"role": "user", "content": "Read a.txt"}, *(item.to_dict() for item in first.output)]
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "empty"})
+        with client.responses.stream(input=items, **request) as stream:
+            last = list(stream)[-1]
+        assert last.type in ("response.completed", "response.incomplete")
+        assert last.response.usage is not None
+        assert first.usage is not None
+        assert last.response.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 1
+
+
 # ---------------------------------------------------------------------------------------------------- forms
 
 ASK: Any = [{"role": "user", "content": "Switch on the light in the attic."}]

@@ -10,6 +10,7 @@ from aiohttp.test_utils import TestClient
 from msgspec import structs
 from scripted_backend import TIMINGS, ScriptedBackend
 
+from homeprefixd.api.responses_reply import ResponseWriter
 from homeprefixd.errors import ContextOverflowError, HomeprefixdError
 from homeprefixd.frames.worker import Accepted, CallPiece, Delta, Finished, Message, Progress
 
@@ -314,6 +315,83 @@ async def test_custom_tools_take_a_text(client: TestClient, backend: ScriptedBac
     assert found[-1]["response"]["output"][0]["status"] == "incomplete"
 
 
+SPACE = {
+    "type": "namespace",
+    "name": "mcp__burp__",
+    "description": "Of a server",
+    "tools": [
+        {"type": "function", "name": "status", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "say"},
+    ],
+}
+OTHER = {"type": "namespace", "name": "files", "description": "", "tools": [{"type": "function", "name": "read"}, TOOL]}
+
+
+async def test_functions_in_namespaces_are_called_and_given_back_apart(
+    client: TestClient, backend: ScriptedBackend
+) -> None:
+    backend.script = [
+        Accepted("", 100),
+        Delta("", "", 1, calls=[CallPiece(0, "{", "c1", "mcp__burp__status")]),
+        Delta("", "", 2, calls=[CallPiece(0, "}"), CallPiece(1, '{"input": "a"}', "c2", "mcp__burp__say")]),
+        Delta("", "", 3, calls=[CallPiece(2, "{}", "c3", "light")]),
+        Finished("", "tool_calls", "", None, TIMINGS),
+    ]
+    items = [
+        {"role": "user", "content": "Go"},
+        {"type": "function_call", "call_id": "c0", "namespace": "files", "name": "read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c0", "output": "done"},
+    ]
+    request = body(items, tools=[TOOL, SPACE, OTHER])
+    found = await events(client, request)
+    output = found[-1]["response"]["output"]
+    assert [(item["type"], item.get("namespace"), item["name"]) for item in output] == [
+        ("function_call", "mcp__burp__", "status"),
+        ("custom_tool_call", "mcp__burp__", "say"),
+        ("function_call", None, "light"),
+    ]
+    added = [event["item"] for event in found if event["type"] == "response.output_item.added"]
+    assert [(item.get("namespace"), item["name"]) for item in added] == [
+        ("mcp__burp__", "status"), ("mcp__burp__", "say"), (None, "light"),
+    ]  # fmt: skip
+    done = [event["name"] for event in found if event["type"] == "response.function_call_arguments.done"]
+    assert done == ["status", "light"]
+    assert found[-1]["response"]["tools"][1]["tools"][0]["name"] == "status"
+    whole = await (await client.post(PATH, json=request)).json()
+    assert [{**item, "id": 0} for item in whole["output"]] == [{**item, "id": 0} for item in output]
+    names = [tool["function"]["name"] for tool in backend.asked.tools or []]
+    assert names == ["light", "mcp__burp__status", "mcp__burp__say", "files__read", "files__light"]
+    (call,) = (backend.asked.messages or [])[1].tool_calls or []
+    assert call["function"]["name"] == "files__read"
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "allowed"),
+    [
+        ({"type": "function", "name": "status", "namespace": "mcp__burp__"}, "=mcp__burp__status", None),
+        ({"type": "function", "name": "status"}, "=mcp__burp__status", None),
+        ({"type": "custom", "name": "say"}, "=mcp__burp__say", None),
+        ({"type": "function", "name": "light"}, "=light", None),
+        ({"type": "function", "name": "light", "namespace": "files"}, "=files__light", None),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "files"}, TOOL]},
+            "auto",
+            ["files__read", "files__light", "light"],
+        ),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "read"}]},
+            "auto",
+            ["files__read"],
+        ),
+    ],
+)
+async def test_they_are_chosen_by_both_names_or_by_one_that_is_clear(
+    client: TestClient, backend: ScriptedBackend, choice: Any, expected: str, allowed: Any
+) -> None:
+    assert (await client.post(PATH, json=body(tools=[TOOL, SPACE, OTHER], tool_choice=choice))).status == 200
+    assert (backend.asked.tool_choice, backend.asked.allowed_tools) == (expected, allowed)
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -414,7 +492,14 @@ async def test_neutral_fields_change_nothing(client: TestClient) -> None:
         (body([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0].type"),
         (body([{"type": "function_call", "call_id": "x"}]), "input[0].name"),
         (body([{"type": "function_call_output", "output": "x"}]), "input[0].call_id"),
-        (body(tools=[{"type": "namespace", "name": "x"}]), "tools[0].type"),
+        (body(tools=[{"type": "namespace", "tools": [TOOL]}]), "tools[0].name"),
+        (body(tools=[{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}]), "tools[0].tools[0].name"),
+        (body(tools=[{"type": "namespace", "name": "x", "tools": [{"type": "mcp"}]}]), "tools[0].tools[0].type"),
+        (
+            body(tools=[{**TOOL, "name": "x__light"}, {"type": "namespace", "name": "x", "tools": [TOOL]}]),
+            "tools[1].tools[0].name",
+        ),
+        (body(tools=[{"type": "oven", "name": "x"}]), "tools[0].type"),
         (body(tools=[{"type": "custom"}]), "tools[0].name"),
         (body(tools=[{"type": "function"}]), "tools[0].name"),
         (body(tool_choice="required"), "tool_choice"),
@@ -442,6 +527,11 @@ async def test_failures(client: TestClient, backend: ScriptedBackend) -> None:
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {"code": "worker_died", "message": "the worker died"}
     backend.script = [ContextOverflowError("Too long.", n_prompt_tokens=9000, n_ctx=2048)]
+    writer = ResponseWriter("id", "demo", 0, {})  # a stream that had to begin before it was known
+    lines = writer.failure(ContextOverflowError("Too long.", n_prompt_tokens=9000, n_ctx=2048)).decode().split("\n")
+    assert [line for line in lines if line.startswith("event: ")] == [
+        "event: response.created", "event: response.in_progress", "event: response.failed",
+    ]  # fmt: skip
     reply = await client.post(PATH, json=body(stream=True))
     error = (await reply.json())["error"]
     assert (reply.status, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", 2048)
