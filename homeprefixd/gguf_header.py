@@ -35,20 +35,21 @@ F32 = 0
 """ggml's number of the type of a tensor of 32-bit floats."""
 
 _MAX_KEY = 1 << 16  # bytes of a name
-_KEPT_TEXT = 1024  # bytes of a text that is kept; others are skipped
+_KEPT_TEXT = 1024  # bytes of a text that is kept, where no other length is asked for; others are skipped
 _KEPT_NUMBERS = 1024  # of an array that is kept, one for each layer
 
 Value = int | float | bool | str | list[int]
 
 
-def read_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, Value]:
-    """Those metadata whose name is `wanted`, numbers, short texts and short arrays of whole numbers only.
+def read_metadata(path: Path, wanted: Callable[[str], bool], longest: int = _KEPT_TEXT) -> dict[str, Value]:
+    """Those metadata whose name is `wanted`, numbers, texts of at most `longest` bytes and short arrays of whole
+    numbers only.
 
     Raises ModelError that names the file if it is no GGUF, is cut off or makes no sense.
     """
     try:
         with path.open("rb") as file:
-            return _Reader(file, os.fstat(file.fileno()).st_size).metadata(wanted)
+            return _Reader(file, os.fstat(file.fileno()).st_size, longest).metadata(wanted)
     except (_DamagedError, struct.error, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is damaged ({error}): download it again.", code="model_load_failed") from error
     except OSError as error:
@@ -88,9 +89,10 @@ class _DamagedError(Exception):
 class _Reader:
     """Walks over the pairs of names and values at a file's beginning."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BinaryIO, size: int, longest: int = _KEPT_TEXT) -> None:
         self._file = file
         self._size = size
+        self._longest = longest
         self._tensors = 0
 
     def tensors(self) -> list[TensorPlace]:
@@ -139,7 +141,7 @@ class _Reader:
             return self._array(keep)
         if kind == _STRING:
             length = self._length()
-            if keep and length <= _KEPT_TEXT:
+            if keep and length <= self._longest:
                 return self._take(length).decode("utf-8", "replace")
             self._skip(length)
             return None

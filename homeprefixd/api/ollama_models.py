@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from .. import __version__
-from ..errors import NotFoundError, UnavailableError
+from ..errors import HomeprefixdError, ModelError, NotFoundError
 from ..frames.worker import DescribeTemplate, ModelInfo
+from ..gguf_header import read_metadata
 from . import fields
 from . import reply_shapes as shape
 from .conversation import missing
@@ -30,7 +34,17 @@ FOREVER = "2318-01-01T00:00:00Z"
 """When a model leaves memory that stays until the daemon ends."""
 
 _LATEST = ":latest"
+_TEMPLATE = "tokenizer.chat_template"
+_LONGEST_TEMPLATE = 1 << 20  # bytes
+_SHOWN = (
+    "general.architecture", "general.parameter_count", ".context_length", ".embedding_length", ".vocab_size",
+    ".pooling_type",
+)  # fmt: skip
+"""Ends of names of metadata that are shown of a model that is not loaded."""
 _QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,34 +147,76 @@ async def ps(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """`POST /api/show`: what clients adapt to."""
+    """`POST /api/show`: what clients adapt to. No model is loaded for it: some ask for all in turn, to list them."""
     body = fields.decode(await read_body(request), ShowBody, frozenset({"verbose", "system", "template", "options"}))
     name = body.model or body.name
     if not name:
         raise missing("model")
     alias = resolve(request, name)
-    backend = request.app[BACKEND]
-    template = (await backend.convert(alias, DescribeTemplate(f"ask-{request.app[IDENTITY].token()}"))).text
-    info = next((one for one in backend.models() if one.alias == alias), None)
-    if info is None:
-        raise UnavailableError("Loading model", retry_after=1)
+    known = next(one for one in request.app[BACKEND].known() if one.alias == alias)
+    about = await _of_loaded(request, alias, known.info) if known.info is not None else None
+    if about is None:
+        about = await asyncio.to_thread(_of_file, Path(known.path), known.info)
     return json_response(
         {
-            "modelfile": f"FROM {info.alias}\n",
+            "modelfile": f"FROM {alias}\n",
             "parameters": "",
-            "template": template,
-            "details": _details(info.path, info),
-            "model_info": {
-                "general.architecture": info.arch,
-                "general.parameter_count": info.n_params,
-                f"{info.arch}.context_length": info.n_ctx,
-                f"{info.arch}.embedding_length": info.n_embd,
-                f"{info.arch}.vocab_size": info.n_vocab,
-            },
-            "capabilities": capabilities(template),
-            "modified_at": time_text(backend.created(alias)),
+            "template": about.template,
+            "details": about.details,
+            "model_info": about.model_info,
+            "capabilities": about.capabilities,
+            "modified_at": time_text(known.created),
         }
     )
+
+
+@dataclass(frozen=True)
+class _About:
+    """What is shown of a model, as its worker or its file tells it."""
+
+    template: str
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+
+
+async def _of_loaded(request: web.Request, alias: str, info: ModelInfo) -> _About | None:
+    """None where it cannot be asked: it is just going, or makes embeddings only."""
+    try:
+        ask = DescribeTemplate(f"ask-{request.app[IDENTITY].token()}")
+        template = (await request.app[BACKEND].convert(alias, ask)).text
+    except HomeprefixdError:
+        return None
+    shown = {
+        "general.architecture": info.arch,
+        "general.parameter_count": info.n_params,
+        f"{info.arch}.context_length": info.n_ctx,
+        f"{info.arch}.embedding_length": info.n_embd,
+        f"{info.arch}.vocab_size": info.n_vocab,
+    }
+    return _About(template, _details(info.path, info), shown, capabilities(template))
+
+
+def _of_file(path: Path, info: ModelInfo | None) -> _About:
+    """What its header says; of a file that is no GGUF, that nothing is known. Waits for the disk."""
+    try:
+        found = read_metadata(path, lambda name: name == _TEMPLATE or name.endswith(_SHOWN), _LONGEST_TEMPLATE)
+    except ModelError as error:
+        logger.info("of a model that is listed nothing can be shown: %s", error.message)
+        found = {}
+    arch = found.get("general.architecture", "unknown")
+    shown = {name: value for name, value in found.items() if name != _TEMPLATE}
+    template = str(found.get(_TEMPLATE, ""))
+    details = _details(str(path), info)
+    if info is None:
+        count = found.get("general.parameter_count")
+        details |= {
+            "family": arch,
+            "families": [arch],
+            "parameter_size": _count_text(count) if isinstance(count, int) else "",
+        }
+    can = ["embedding"] if f"{arch}.pooling_type" in found else capabilities(template)
+    return _About(template, details, {"general.architecture": arch, **shown}, can)
 
 
 def capabilities(template: str) -> list[str]:

@@ -157,6 +157,16 @@ def test_a_file_that_is_written_into_while_it_is_loaded(tmp_path: Path, demo_mod
         assert answers(served, tries=40) == old
 
 
+def test_models_are_shown_without_being_loaded(tmp_path: Path, two: tuple[Path, str]) -> None:
+    """There is memory for one: the other would push it out."""
+    with serve(tmp_path, two[1]) as served:
+        assert served.ask("/models/load", {"model": "demo"})[0] == 200
+        for name in ("tiny", "demo"):
+            status, shown = served.ask("/api/show", {"model": name})
+            assert (status, shown["model_info"]["general.architecture"]) == (200, "llama")
+        assert (known_state(served, "demo"), known_state(served, "tiny")) == ("loaded", "unloaded")
+
+
 def test_one_is_killed_and_one_unloaded_while_they_serve(tmp_path: Path, demo_model: Path, two: Any) -> None:
     with serve(tmp_path, settings(two[0], demo_model)) as served:
         replies: list[Any] = []

@@ -138,6 +138,7 @@ class ScriptedBackend:
         self.state: dict[str, Any] = {"state": "ok", "progress": 1.0, "reason": "", "model": "demo", "workers": []}
         self.loaded = [MODEL]
         self.aliases = ["demo"]
+        self.paths: dict[str, str] = {}
         self.expires: float | None = None
         self.loads: list[tuple[str, float | None]] = []
         self.unloads: list[str] = []
@@ -163,7 +164,7 @@ class ScriptedBackend:
         return [
             KnownModel(
                 alias=alias,
-                path=f"/models/{alias}.gguf",
+                path=self.paths.get(alias, f"/models/{alias}.gguf"),
                 created=1_700_000_000,
                 size=98_000_000,
                 state="ok" if alias in infos else "loading" if self.state["state"] == "loading" else "unloaded",

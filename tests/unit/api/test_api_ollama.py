@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from homeprefixd.api.app import create_app
 from homeprefixd.api.keys import BACKEND
 from homeprefixd.api.ollama_models import capabilities
 from homeprefixd.config import ServerConfig
-from homeprefixd.errors import HomeprefixdError
+from homeprefixd.errors import HomeprefixdError, RequestError
 from homeprefixd.frames.worker import (
     Accepted,
     CallPiece,
@@ -333,6 +334,36 @@ async def test_what_there_is(client: TestClient, backend: ScriptedBackend) -> No
         assert shown["model_info"]["general.architecture"] == "llama"
         assert shown["model_info"]["llama.context_length"] == 2048
         assert shown["template"] == "{% if tools %}{{ tools }}{% endif %}"
+
+
+async def test_a_model_is_shown_without_loading_it(
+    client: TestClient, backend: ScriptedBackend, demo_model: Path
+) -> None:
+    """Some clients ask for all of them to list them, and list none if one is an error."""
+    backend.loaded = []
+    backend.paths["demo"] = str(demo_model)
+    shown = await (await client.post("/api/show", json={"model": "demo"})).json()
+    assert backend.conversions == []
+    assert (shown["capabilities"], shown["details"]["family"]) == (["completion"], "llama")
+    assert (shown["model_info"]["general.architecture"], shown["model_info"]["llama.context_length"]) == ("llama", 8192)
+    assert "<|im_start|>" in shown["template"]
+    assert shown["details"]["quantization_level"] == "Q4_1"
+    backend.paths["demo"] = __file__
+    reply = await client.post("/api/show", json={"model": "demo"})
+    shown = await reply.json()
+    assert (reply.status, shown["model_info"], shown["capabilities"]) == (
+        200, {"general.architecture": "unknown"}, ["completion"],
+    )  # fmt: skip
+
+
+async def test_a_model_that_generates_nothing_is_shown(
+    client: TestClient, backend: ScriptedBackend, demo_model: Path
+) -> None:
+    backend.paths["demo"] = str(demo_model)
+    backend.converted = RequestError("it generates no text")
+    shown = await (await client.post("/api/show", json={"model": "demo"})).json()
+    assert shown["model_info"]["general.architecture"] == "llama"
+    assert "<|im_start|>" in shown["template"]
 
 
 @pytest.mark.parametrize(
