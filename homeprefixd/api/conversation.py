@@ -7,7 +7,7 @@ its blocks. Knows no dialect.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -118,12 +118,16 @@ def checked_choice(choice: str, tools: Sequence[dict[str, Any]] | None, param: s
 
 
 def allowed_tools(
-    choice: dict[str, Any], tools: Sequence[dict[str, Any]] | None, hosted: Container[str] = ()
+    choice: dict[str, Any],
+    tools: Sequence[dict[str, Any]] | None,
+    hosted: Container[str] = (),
+    stand_for: Callable[[dict[str, Any]], list[str] | None] = lambda tool: None,
 ) -> tuple[str, list[str]]:
     """`Generate.tool_choice` and `allowed_tools` of a `tool_choice` of that type, in either of OpenAI's forms.
 
     All of `tools` stay in the prompt, so that its beginning stays the same whichever are allowed. `hosted`: types
-    of tools that were offered but left out of `tools`, and so here. Raises RequestError.
+    of tools that were offered but left out of `tools`, and so here. `stand_for`: the names in `tools` of what a
+    dialect names in another way, None for what it does not know. Raises RequestError.
     """
     given = choice.get("allowed_tools", choice)
     where = "tool_choice.allowed_tools" if "allowed_tools" in choice else "tool_choice"
@@ -134,8 +138,15 @@ def allowed_tools(
         raise RequestError(
             f"`{where}.tools` must be a list of tools, of one at least.", param=f"{where}.tools", code="wrong_type"
         )
+    if len(listed) > fields.MAX_TOOLS:  # as many as there may be in all
+        raise RequestError(
+            f"`{where}.tools` must have at most {fields.MAX_TOOLS} items.", param=f"{where}.tools", code="out_of_range"
+        )
     names: list[str] = []
     for index, tool in enumerate(listed):
+        if isinstance(tool, dict) and (known := stand_for(tool)) is not None:
+            names.extend(known)
+            continue
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind in hosted:
             continue

@@ -324,8 +324,9 @@ def echo(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _shown(tool: Tool) -> dict[str, Any]:
-    found = {**_plain(tool), **({"tools": [_shown(inner) for inner in tool.tools]} if tool.tools else {})}
-    return found if tool.type == "namespace" else {"parameters": None, "strict": None, **found}
+    if tool.type == "namespace":
+        return {**_plain(tool), "tools": [_shown(inner) for inner in tool.tools or []]}
+    return {"parameters": None, "strict": None, **_plain(msgspec.structs.replace(tool, tools=None))}
 
 
 def _plain(value: Any) -> Any:

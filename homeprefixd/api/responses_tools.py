@@ -15,7 +15,7 @@ import msgspec
 from ..errors import RequestError
 from . import conversation
 from .conversation import missing, unsupported
-from .fields import MAX_TOOLS
+from .fields import MAX_TOOLS, Tools
 
 HOSTED = (
     "web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell",
@@ -42,7 +42,7 @@ class Tool(msgspec.Struct):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: Any = None  # of the text that a `custom` one takes: for the reader, it is not enforced
-    tools: list[Tool] | None = None  # of a `namespace`
+    tools: Tools[Tool] | None = None  # of a `namespace`
 
 
 class NamedTool(msgspec.Struct):
@@ -75,40 +75,55 @@ class Offered:
     """Those in namespaces -> namespace and name there."""
     hosted: set[str] = field(default_factory=set)
     """Types of those that were left out."""
+    names: set[str] = field(default_factory=set)
+    by_space: dict[str, list[str]] = field(default_factory=dict)
+    """Namespace -> its functions."""
+    by_own: dict[str, list[str]] = field(default_factory=dict)
+    """Name within a namespace -> the functions that have it."""
 
     def meant(self, name: str, namespace: str | None) -> str:
         """The function that a client names, with its namespace or without where it is the only one of that name."""
         if namespace:
             return one_name(namespace, name)
-        inner = [known for known, (_space, own) in self.spaces.items() if own == name]
-        if any(function["function"]["name"] == name for function in self.functions) or len(inner) != 1:
-            return name
-        return inner[0]
+        inner = self.by_own.get(name, [])
+        return name if name in self.names or len(inner) != 1 else inner[0]
 
-    def within(self, namespace: str) -> list[str]:
-        """The functions of a namespace."""
-        return [known for known, (space, _name) in self.spaces.items() if space == namespace]
+    def stand_for(self, tool: dict[str, Any]) -> list[str] | None:
+        """The functions that an entry of `allowed_tools` means, in either of OpenAI's forms: all of a namespace, or
+        one. None if it is none that is known here."""
+        kind = tool.get("type", "function")
+        if kind not in ("namespace", "function", "custom"):
+            return None
+        function = tool.get("function", tool)
+        name, space = (function.get("name"), function.get("namespace")) if isinstance(function, dict) else (None, None)
+        if not isinstance(name, str):
+            return None
+        if kind == "namespace":
+            return self.by_space.get(name)
+        known = self.meant(name, space if isinstance(space, str) else None)
+        return [known] if known in self.names else None
 
 
 def offered(tools: Sequence[Tool] | None) -> Offered:
     """Raises RequestError."""
     found = Offered()
-    names: set[str] = set()
-    for where, namespace, tool in _each(tools or (), found.hosted):
+    for where, namespace, tool in _each(tools or (), found):
         if tool.name is None:
             raise missing(f"{where}.name")
         name = one_name(namespace, tool.name)
-        if name in names and (namespace or name in found.spaces):
+        if name in found.names and (namespace or name in found.spaces):
             raise RequestError(
                 f"`{where}`: there is another tool that a model would call {name[:80]!r}; rename one of them.",
                 param=f"{where}.name",
                 code="conflict",
             )
-        names.add(name)
-        if len(names) > MAX_TOOLS:
+        found.names.add(name)
+        if len(found.names) > MAX_TOOLS:
             raise RequestError(f"`tools` has more than {MAX_TOOLS} tools.", param="tools", code="out_of_range")
         if namespace:
             found.spaces[name] = namespace, tool.name
+            found.by_space[namespace].append(name)
+            found.by_own.setdefault(tool.name, []).append(name)
         if tool.type == "custom":
             found.custom.add(name)
             found.functions.append(conversation.function_tool(name, tool.description, _FREE, True))
@@ -118,8 +133,8 @@ def offered(tools: Sequence[Tool] | None) -> Offered:
     return found
 
 
-def _each(tools: Sequence[Tool], hosted: set[str]) -> Iterator[tuple[str, str | None, Tool]]:
-    """Where each function and custom tool stands, and in which namespace."""
+def _each(tools: Sequence[Tool], found: Offered) -> Iterator[tuple[str, str | None, Tool]]:
+    """Where each function and custom tool stands, and in which namespace; what else there is goes into `found`."""
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if tool.type in ("function", "custom"):
@@ -127,13 +142,14 @@ def _each(tools: Sequence[Tool], hosted: set[str]) -> Iterator[tuple[str, str | 
         elif tool.type == "namespace":
             if not tool.name:
                 raise missing(f"{where}.name")
+            found.by_space.setdefault(tool.name, [])
             for number, inner in enumerate(tool.tools or ()):
                 at = f"{where}.tools[{number}]"
                 if inner.type not in ("function", "custom"):
                     raise _unknown(at, inner.type)
                 yield at, tool.name, inner
         elif tool.type.startswith(HOSTED):
-            hosted.add(tool.type)
+            found.hosted.add(tool.type)
         else:
             raise _unknown(where, tool.type)
 
@@ -156,21 +172,9 @@ def choice_of(choice: str | NamedTool | None, tools: Offered) -> tuple[str, list
         return conversation.checked_choice(choice, functions), None
     if choice.type == "allowed_tools":
         given = {key: item for key, item in msgspec.to_builtins(choice).items() if item is not None}
-        if isinstance(given.get("tools"), list):
-            given["tools"] = [one for tool in given["tools"] for one in _named(tool, tools)]
-        return conversation.allowed_tools(given, functions, tools.hosted)
+        return conversation.allowed_tools(given, functions, tools.hosted, tools.stand_for)
     if choice.type not in ("function", "custom"):
         raise unsupported("tool_choice.type", f"`tool_choice` of type {choice.type[:40]!r} is not supported here.")
     if choice.name is None:
         raise missing("tool_choice.name")
     return conversation.checked_choice(f"={tools.meant(choice.name, choice.namespace)}", functions), None
-
-
-def _named(tool: Any, tools: Offered) -> list[Any]:
-    """A tool of `allowed_tools` by the model's name for it; a namespace is all that it has."""
-    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-        return [tool]
-    if tool.get("type") == "namespace" and (inner := tools.within(tool["name"])):
-        return [{"type": "function", "name": name} for name in inner]
-    space = tool.get("namespace")
-    return [{**tool, "name": tools.meant(tool["name"], space if isinstance(space, str) else None)}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -390,6 +391,66 @@ async def test_they_are_chosen_by_both_names_or_by_one_that_is_clear(
 ) -> None:
     assert (await client.post(PATH, json=body(tools=[TOOL, SPACE, OTHER], tool_choice=choice))).status == 200
     assert (backend.asked.tool_choice, backend.asked.allowed_tools) == (expected, allowed)
+
+
+@pytest.mark.parametrize(
+    ("listed", "allowed"),
+    [
+        ([{"type": "namespace", "name": "files"}], ["files__read", "files__light"]),
+        ([{"type": "function", "function": {"name": "read"}}], ["files__read"]),
+        ([{"type": "function", "function": {"name": "light", "namespace": "files"}}], ["files__light"]),
+        ([{"type": "function", "name": "light", "namespace": "files"}, TOOL], ["files__light", "light"]),
+        ([{"type": "custom", "name": "say"}], ["mcp__burp__say"]),
+        ([{"type": "namespace", "name": "empty"}, TOOL], ["light"]),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+async def test_they_are_allowed_in_both_forms(
+    client: TestClient, backend: ScriptedBackend, listed: Any, allowed: Any, nested: bool
+) -> None:
+    given = {"mode": "auto", "tools": listed}
+    choice = {"type": "allowed_tools", **({"allowed_tools": given} if nested else given)}
+    empty = {"type": "namespace", "name": "empty", "tools": []}
+    reply = await client.post(PATH, json=body(tools=[TOOL, SPACE, OTHER, empty], tool_choice=choice))
+    assert (reply.status, backend.asked.allowed_tools) == (200, allowed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "function", "name": "read", "namespace": "mcp__burp__"},
+        {"type": "function", "name": "oven"},
+        {"type": "namespace", "name": "oven"},
+    ],
+)
+async def test_a_refusal_behind_a_namespace_names_its_place(client: TestClient, wrong: Any) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "files"}, wrong]}
+    reply = await client.post(PATH, json=body(tools=[TOOL, SPACE, OTHER], tool_choice=choice))
+    assert reply.status == 400
+    assert (await reply.json())["error"]["param"].startswith("tool_choice.tools[1]")
+
+
+async def test_a_list_of_allowed_tools_costs_no_more_than_its_length(client: TestClient) -> None:
+    """Of namespaces, each of which is many functions, and of tools; nobody else is served meanwhile."""
+    functions = [{"type": "function", "name": f"f{number}"} for number in range(1000)]
+    tools = [{"type": "namespace", "name": "many", "tools": functions}]
+    for one in ({"type": "namespace", "name": "many"}, {"type": "function", "name": "f999"}):
+        choice = {"type": "allowed_tools", "mode": "auto", "tools": [one] * 1000}
+        start = time.perf_counter()
+        assert (await client.post(PATH, json=body(tools=tools, tool_choice=choice))).status == 200
+        assert time.perf_counter() - start < 5
+        choice["tools"] = [one] * 1001
+        reply = await client.post(PATH, json=body(tools=tools, tool_choice=choice))
+        assert (reply.status, (await reply.json())["error"]["param"]) == (400, "tool_choice.tools")
+
+
+async def test_tools_within_a_function_are_not_looked_through(client: TestClient) -> None:
+    """Nor told again: each level of many would be written out anew."""
+    tool = TOOL
+    for _ in range(100):
+        tool = {**TOOL, "tools": [tool]}
+    reply = await client.post(PATH, json=body(tools=[tool]))
+    assert (reply.status, (await reply.json())["tools"]) == (200, [TOOL])
 
 
 @pytest.mark.parametrize(
