@@ -40,7 +40,7 @@ class Pass:
     asked: int = 0  # requests, also those whose time does not count
     lost: int = 0  # of these, that did not get all of their prefix
     wrong: int = 0  # blocks that hold something else
-    blocks: int = 0  # that came
+    blocks: int = 0  # that came for those whose time counts
     warm: int = 0  # of these, from disk
     written: int = 0  # bytes, as stored
     evicted: int = 0  # blocks, from disk
@@ -232,11 +232,11 @@ class _Turnover:
             seconds, _saved = worker.save([*tokens, *_prompt(number, 1, first=1 << 20)], known=blocks)
             if self._counting.is_set():
                 self._found.requests.append(asked.seconds + seconds)
+                self._found.blocks += asked.blocks
+                self._found.warm += asked.warm
             self._found.asked += 1
-            self._found.blocks += asked.blocks
             self._found.lost += asked.blocks < blocks
             self._found.wrong += asked.wrong
-            self._found.warm += asked.warm
             number += 1
             self._ending.wait(max(0.0, begin + number * self._load.every - time.monotonic()))
 
