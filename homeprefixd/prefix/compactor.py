@@ -16,6 +16,7 @@ from pathlib import Path
 import lmdb
 
 from ..errors import StoreError
+from ..machine import free_disk
 from ..sizes import size_text
 from .directory import DATA, PART, Directory, sync_names
 from .warm_table import FILE_FORMAT, META, TABLES
@@ -53,8 +54,7 @@ def _copy(path: Path, part: Path, min_free: int) -> None:
             if txn.get(b"format", db=meta) != FILE_FORMAT:
                 raise StoreError(f"{path / DATA} has another format; `serve` would begin a new one")
             need = _size(env, txn)
-        space = os.statvfs(path)
-        free = space.f_bavail * space.f_frsize
+        free = free_disk(path)
         if free < need + min_free:
             raise StoreError(
                 f"{path / DATA}: a copy of {size_text(need)} has no room beside it: {size_text(free)} of the disk are"
