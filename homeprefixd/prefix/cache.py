@@ -133,6 +133,8 @@ class Cache:
         self.loaded = threading.Condition(self.lock)
         """Notified when a load ends."""
         self.wake = wake
+        self.freed: Callable[[], None] = lambda: None
+        """Called, from any thread, when there may be room in RAM for loads that wait for it."""
         self._corrupted = corrupted
         self.wall = wall
         self.clock = clock
@@ -280,6 +282,7 @@ class Cache:
     def written(self) -> None:
         """See `Committing.written`."""
         self._committing.written()
+        self.freed()  # what is being written may not go
 
     def forget_hot(self, hot: HotNode) -> None:
         self.queue.remove(hot)

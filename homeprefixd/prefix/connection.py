@@ -165,8 +165,10 @@ class Connection:
                 )
             case Commit():
                 self._session.commit(frame.namespace, frame.nodes, frame.owner)
+                self._service.readers.resume()
             case Abandon():
                 self._session.abandon(frame.offsets)
+                self._service.readers.resume()
             case Refuse():
                 self._cache.refused(frame.namespace, frame.key, frame.reason)
             case OpenNamespace():

@@ -316,19 +316,22 @@ class Disk(DiskFile):
         room = self.free_bytes() - self._min_free - _OTHER_ROWS if self._min_free else 0
         if not self._min_free or room >= need + need // 8 + _OTHER_ROWS:
             self._kept_free = 0
-            if self._is_bound:
-                self._set_map(self._map_size)
-                self._is_bound = False
             yield False
             return
         self._set_map((int(self._env.info()["last_pgno"]) + 1) * PAGE + max(0, room // PAGE * PAGE))
-        self._is_bound = True
+        self._is_small = False
         try:
             yield True
         finally:
+            self._is_small = True
             with contextlib.suppress(DiskTroubleError):  # what was written is; the next transaction tries it again
-                self._set_map(self._map_size)
-                self._is_bound = False
+                self._widen()
+
+    def _widen(self) -> None:
+        """Let the file grow again as far as its map goes. Raises DiskTroubleError."""
+        if self._is_small:
+            self._set_map(self._map_size)
+            self._is_small = False
 
     def _set_map(self, size: int) -> None:
         """Let the file grow to `size` at most."""
@@ -497,6 +500,7 @@ class Disk(DiskFile):
 
     def _write(self, change: Callable[[Any], object]) -> None:
         try:
+            self._widen()
             with self._begin(write=True) as txn:
                 change(txn)
         except (lmdb.Error, OSError) as error:

@@ -171,7 +171,7 @@ class DiskFile:
         self._encoder = Encoder(level)
         self._ceiling: int | None = None
         self._kept_free = 0  # bytes of the file, so that it need not grow
-        self._is_bound = False  # the map is smaller than the budget asks for
+        self._is_small = False  # the map is still what bound an earlier transaction
         try:
             size = self._file.stat().st_size if self._file.exists() else 0
             # Larger than the budget, so that the budget is met by evicting and never by a full map; and larger than the

@@ -129,6 +129,7 @@ class Relief:
             self._allowance.value = limit if whole else min(limit, self._allowance.value)
             arena.allowance = self._with_passage(self._allowance.value)
         self.shrink()
+        self._cache.freed()
         return limit
 
     def _with_passage(self, allowance: int) -> int:
@@ -152,6 +153,8 @@ class Relief:
             log.info("memory is no longer short: the hot tier may take all of its %d MiB again", whole >> 20)
         if after < whole:
             self.shrink()
+        if after > before:
+            cache.freed()
 
     def shrink(self) -> None:
         """Evict until the allowance is met, as far as nodes may go, and give all free memory back."""

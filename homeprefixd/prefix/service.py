@@ -55,6 +55,7 @@ class Service:
         self.cache = cache
         self.writer = writer
         self.readers = Readers(cache, _READERS)
+        cache.freed = self.readers.resume
         self.verifier = Verifier(cache, writer.submit)
         self.scrubber = Scrubber(cache, self.verifier, writer.submit, rate=scrub_rate)
         self.preloader = Preloader(cache, preload)

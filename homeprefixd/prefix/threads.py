@@ -47,7 +47,7 @@ class Readers:
     def __init__(self, cache: Cache, count: int) -> None:
         self._cache = cache
         self._jobs: deque[_Job] = deque()
-        self._parked: list[_Job] = []  # those that wait until blocks before them are taken, or others released
+        self._parked: list[_Job] = []  # those that wait until blocks before them are taken, or there is room
         self._freed = 0  # how often there was news of that
         self._changed = threading.Condition()
         self._ending = False
@@ -85,7 +85,8 @@ class Readers:
             self._parked = [job for job in self._parked if job.todo]
 
     def resume(self) -> None:
-        """Blocks were taken (`Cache.taken`), or a lookup was released: there may be room for what waits."""
+        """Blocks were taken (`Cache.taken`), a lookup was released, or memory became free in another way: there may be
+        room for what waits."""
         with self._changed:
             self._freed += 1
             if self._parked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -144,8 +145,11 @@ def test_verify_counts_as_removed_what_is(house: House) -> None:
     assert on_disk(house, keys) == damaged
 
 
-def test_the_map_grows_again_where_it_could_not_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound write goes well, though others read without a pause after it."""
+@pytest.mark.parametrize("replies", [0, 60])
+def test_the_map_grows_again_where_it_could_not_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch, replies: int
+) -> None:
+    """A bound write goes well, though others read without a pause after it. `replies` are written before blocks are."""
     disk = disk_of(house)
     saved(house, ONE[:64])
     free = [(10 << 20) + (1 << 20) + (200 << 10)]
@@ -168,6 +172,9 @@ def test_the_map_grows_again_where_it_could_not_at_once(house: House, monkeypatc
     assert disk._env.info()["map_size"] < disk._map_size
     monkeypatch.setattr(EnvGate, "alone", alone)
     free[0] = 1 << 40
+    for number in range(replies):
+        long = random.Random(number).randbytes(20_000)
+        house.cache.replies.remember(house.namespace, bytes([number]) * 32, 64, b"", [], long)
     later(house)
     more = saved(house, THREE)
     assert (on_disk(house, more), disk._env.info()["map_size"]) == (10, disk._map_size)
