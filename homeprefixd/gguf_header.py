@@ -10,10 +10,10 @@ import io
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from .errors import ModelError
 
@@ -34,23 +34,36 @@ _MAX_ALIGNMENT = 1 << 20
 F32 = 0
 """ggml's number of the type of a tensor of 32-bit floats."""
 
+_MOST_IN_A_BYTE = 8  # numbers: no type has less than a bit for each
+
 _MAX_KEY = 1 << 16  # bytes of a name
-_KEPT_TEXT = 1024  # bytes of a text that is kept, where no other length is asked for; others are skipped
+_KEPT_TEXT = 1024  # bytes of a text that is kept; others are skipped
+_KEPT_TEMPLATE = 1 << 20  # bytes, of a chat template
 _KEPT_NUMBERS = 1024  # of an array that is kept, one for each layer
 
 Value = int | float | bool | str | list[int]
 
+_Found = TypeVar("_Found")
 
-def read_metadata(path: Path, wanted: Callable[[str], bool], longest: int = _KEPT_TEXT) -> dict[str, Value]:
-    """Those metadata whose name is `wanted`, numbers, texts of at most `longest` bytes and short arrays of whole
-    numbers only.
+CHAT_TEMPLATE = "tokenizer.chat_template"
+"""Name of the metadata that is the template."""
+
+
+def read_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, Value]:
+    """Those metadata whose name is `wanted`, numbers, short texts, a chat template and short arrays of whole numbers
+    only; of an array of texts, how many there are.
 
     Raises ModelError that names the file if it is no GGUF, is cut off or makes no sense.
     """
+    return _read(path, lambda reader: reader.metadata(wanted))
+
+
+def _read(path: Path, what: Callable[[_Reader], _Found]) -> _Found:
+    """Raises ModelError that names the file."""
     try:
         with path.open("rb") as file:
-            return _Reader(file, os.fstat(file.fileno()).st_size, longest).metadata(wanted)
-    except (_DamagedError, struct.error, UnicodeDecodeError) as error:
+            return what(_Reader(file, os.fstat(file.fileno()).st_size))
+    except (_DamagedError, struct.error, ValueError, OverflowError) as error:  # a number may be none, or infinite
         raise ModelError(f"{path} is damaged ({error}): download it again.", code="model_load_failed") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.", code="model_load_failed") from error
@@ -89,14 +102,24 @@ class _DamagedError(Exception):
 class _Reader:
     """Walks over the pairs of names and values at a file's beginning."""
 
-    def __init__(self, file: BinaryIO, size: int, longest: int = _KEPT_TEXT) -> None:
+    def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
         self._size = size
-        self._longest = longest
         self._tensors = 0
 
+    def head(self, wanted: Callable[[str], bool]) -> tuple[dict[str, Value], int]:
+        metadata = self.metadata(lambda name: name == _ALIGNMENT or wanted(name))
+        count = sum(place.count for place in self._places(metadata))
+        if count > _MOST_IN_A_BYTE * self._size:
+            raise _DamagedError("it announces more parameters than it can hold")
+        return metadata, count
+
     def tensors(self) -> list[TensorPlace]:
-        alignment = self.metadata(lambda name: name == _ALIGNMENT).get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
+        return self._places(self.metadata(lambda name: name == _ALIGNMENT))
+
+    def _places(self, metadata: Mapping[str, Value]) -> list[TensorPlace]:
+        """Of the tensors, whose descriptions follow the metadata."""
+        alignment = metadata.get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT:
             raise _DamagedError(f"its alignment is {str(alignment)[:100]}")
         if self._tensors > _MAX_TENSORS:
@@ -130,31 +153,32 @@ class _Reader:
         found: dict[str, Value] = {}
         for _ in range(int(count)):
             name = self._take(self._length(_MAX_KEY)).decode()
-            value = self._value(int(self._number("I")), keep=wanted(name))
+            longest = _KEPT_TEMPLATE if name == CHAT_TEMPLATE else _KEPT_TEXT
+            value = self._value(int(self._number("I")), longest if wanted(name) else 0)
             if value is not None:
                 found[name] = value
         return found
 
-    def _value(self, kind: int, *, keep: bool) -> Value | None:
-        """The next value; None where it is not kept."""
+    def _value(self, kind: int, longest: int) -> Value | None:
+        """The next value; None where it is not kept. `longest`: bytes of a text that is; 0: nothing is."""
+        keep = longest > 0
         if kind == _ARRAY:
             return self._array(keep)
         if kind == _STRING:
             length = self._length()
-            if keep and length <= self._longest:
+            if length <= longest and keep:
                 return self._take(length).decode("utf-8", "replace")
             self._skip(length)
             return None
         number = self._number(self._format(kind))
         return number if keep else None
 
-    def _array(self, keep: bool) -> list[int] | None:
+    def _array(self, keep: bool) -> list[int] | int | None:
         kind = int(self._number("I"))
         count = self._length()
         if kind == _STRING:
-            for _ in range(count):
-                self._skip(self._length())
-            return None
+            self._skip_texts(count)
+            return count if keep else None
         if kind == _ARRAY:
             raise _DamagedError("an array of arrays")
         form = self._format(kind)
@@ -162,6 +186,15 @@ class _Reader:
             return [int(self._number(form)) for _ in range(count)]
         self._skip(count * struct.calcsize(f"<{form}"))
         return None
+
+    def _skip_texts(self, count: int) -> None:
+        """A vocabulary has hundreds of thousands: most are read, which takes a quarter of the time of jumping."""
+        for _ in range(count):
+            length = int.from_bytes(self._take(8), "little")
+            if length > _KEPT_TEXT:
+                self._skip(length)
+            else:
+                self._take(length)
 
     @staticmethod
     def _format(kind: int) -> str:
@@ -212,7 +245,22 @@ _BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0
 
 def read_details(path: Path) -> dict[str, Value]:
     """What decides the size of a model's KV state, by name without the architecture. Raises ModelError."""
-    found = read_metadata(path, lambda name: name in _DETAILS or name.partition(".")[2] in _DETAILS)
+    return _without_arch(read_metadata(path, lambda name: _is_detail(name, ())))
+
+
+def read_more_details(path: Path, more: Collection[str]) -> tuple[dict[str, Value], int]:
+    """As `read_details`, with `more` names, and how many numbers all tensors of this file have. Raises ModelError, also
+    where they cannot lie in it.
+    """
+    found, count = _read(path, lambda reader: reader.head(lambda name: _is_detail(name, more)))
+    return _without_arch(found), count
+
+
+def _is_detail(name: str, more: Collection[str]) -> bool:
+    return any(one in _DETAILS or one in more for one in (name, name.partition(".")[2]))
+
+
+def _without_arch(found: Mapping[str, Value]) -> dict[str, Value]:
     arch = f"{found.get('general.architecture', '')}."
     return {name.removeprefix(arch): value for name, value in found.items()}
 
@@ -231,6 +279,11 @@ def kv_bytes_per_token(details: Mapping[str, Value], type_k: str, type_v: str) -
         kv_heads = kv_heads * min(layers, _KEPT_NUMBERS)
     bits = key * _BITS.get(type_k, 32.0) + value * _BITS.get(type_v, 32.0)
     return float(sum(kv_heads) * bits / 8)
+
+
+def score_bytes_per_cell(details: Mapping[str, Value], batch: int) -> float:
+    """Bytes of the matrix of attention scores (f32) that each cell costs where flash attention is off."""
+    return max(_numbers(details, "attention.head_count"), default=0) * 4.0 * batch
 
 
 def _numbers(details: Mapping[str, Value], name: str) -> list[int]:

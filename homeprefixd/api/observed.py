@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ..errors import HomeprefixdError
 from ..frames.worker import Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
 from ..models.backend import Backend, Event, Generation, KnownModel
+from ..models.file_facts import FileFacts
 from .records import CACHED, Record, Records
 
 FIRST_TOKEN_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
@@ -217,8 +218,11 @@ class ObservedBackend:
     def created(self, alias: str) -> int:
         return self._inner.created(alias)
 
-    def resolve(self, name: str | None) -> str:
-        return self._inner.resolve(name)
+    def resolve(self, name: str | None, *, usable: bool = True) -> str:
+        return self._inner.resolve(name, usable=usable)
+
+    async def file_facts(self, alias: str) -> FileFacts:
+        return await self._inner.file_facts(alias)
 
     def generate(self, alias: str, request: Generate) -> ObservedGeneration:
         record = self._records.record(alias, request)

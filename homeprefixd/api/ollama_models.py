@@ -14,14 +14,15 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
-from ..errors import HomeprefixdError, ModelError, NotFoundError
-from ..frames.worker import DescribeTemplate, ModelInfo
-from ..gguf_header import read_metadata
+from ..errors import ModelError, NotFoundError
+from ..frames.worker import ModelInfo
+from ..last_loads import LastLoad
+from ..models.file_facts import FileFacts
 from . import fields
 from . import reply_shapes as shape
 from .conversation import missing
 from .errors import json_response, read_body
-from .keys import BACKEND, IDENTITY
+from .keys import BACKEND, IDENTITY, LAST_LOADS
 from .ollama_reply import time_text
 from .operation import Operation
 
@@ -33,18 +34,10 @@ GREETING = "Ollama is running"
 FOREVER = "2318-01-01T00:00:00Z"
 """When a model leaves memory that stays until the daemon ends."""
 
-_LATEST = ":latest"
-_TEMPLATE = "tokenizer.chat_template"
-_LONGEST_TEMPLATE = 1 << 20  # bytes
-_SHOWN = (
-    "general.architecture", "general.parameter_count", ".context_length", ".embedding_length", ".vocab_size",
-    ".pooling_type",
-)  # fmt: skip
-"""Ends of names of metadata that are shown of a model that is not loaded."""
-_QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
-
-
 logger = logging.getLogger(__name__)
+
+_LATEST = ":latest"
+_QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
 
 
 @dataclass(frozen=True)
@@ -74,15 +67,15 @@ class ShowBody(msgspec.Struct):
     name: str | None = None
 
 
-def resolve(request: web.Request, name: str | None) -> str:
-    """The alias that `model` means; clients of Ollama may add ":latest". Raises as `Backend.resolve`."""
+def resolve(request: web.Request, name: str | None, *, usable: bool = True) -> str:
+    """The alias that `model` means, as `Backend.resolve` has it; clients of Ollama may add ":latest"."""
     backend = request.app[BACKEND]
     try:
-        return backend.resolve(name)
+        return backend.resolve(name, usable=usable)
     except NotFoundError:
         if name is None or not name.endswith(_LATEST):
             raise
-        return backend.resolve(name.removesuffix(_LATEST))
+        return backend.resolve(name.removesuffix(_LATEST), usable=usable)
 
 
 def _count_text(count: int) -> str:
@@ -90,7 +83,7 @@ def _count_text(count: int) -> str:
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
 
 
-def _details(path: str, info: ModelInfo | None) -> dict[str, Any]:
+def _details(path: str, info: ModelInfo | FileFacts | None) -> dict[str, Any]:
     found = (_QUANTIZATION.search(info.description) if info else None) or _QUANTIZATION.search(path.upper())
     return {
         "parent_model": "",
@@ -147,76 +140,60 @@ async def ps(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """`POST /api/show`: what clients adapt to. No model is loaded for it: some ask for all in turn, to list them."""
+    """`POST /api/show`: what clients adapt to. No model is loaded for it: some ask for all in turn, to list them.
+
+    None is an error, not one that cannot be used either, or VS Code lists no model at all.
+    """
     body = fields.decode(await read_body(request), ShowBody, frozenset({"verbose", "system", "template", "options"}))
     name = body.model or body.name
     if not name:
         raise missing("model")
-    alias = resolve(request, name)
-    known = next(one for one in request.app[BACKEND].known() if one.alias == alias)
-    about = await _of_loaded(request, alias, known.info) if known.info is not None else None
-    if about is None:
-        about = await asyncio.to_thread(_of_file, Path(known.path), known.info)
-    return json_response(
-        {
-            "modelfile": f"FROM {alias}\n",
-            "parameters": "",
-            "template": about.template,
-            "details": about.details,
-            "model_info": about.model_info,
-            "capabilities": about.capabilities,
-            "modified_at": time_text(known.created),
-        }
-    )
-
-
-@dataclass(frozen=True)
-class _About:
-    """What is shown of a model, as its worker or its file tells it."""
-
-    template: str
-    details: dict[str, Any]
-    model_info: dict[str, Any]
-    capabilities: list[str]
-
-
-async def _of_loaded(request: web.Request, alias: str, info: ModelInfo) -> _About | None:
-    """None where it cannot be asked: it is just going, or makes embeddings only."""
+    alias = resolve(request, name, usable=False)
+    model = next(one for one in listed(request) if one.alias == alias)
     try:
-        ask = DescribeTemplate(f"ask-{request.app[IDENTITY].token()}")
-        template = (await request.app[BACKEND].convert(alias, ask)).text
-    except HomeprefixdError:
-        return None
-    shown = {
-        "general.architecture": info.arch,
-        "general.parameter_count": info.n_params,
-        f"{info.arch}.context_length": info.n_ctx,
-        f"{info.arch}.embedding_length": info.n_embd,
-        f"{info.arch}.vocab_size": info.n_vocab,
-    }
-    return _About(template, _details(info.path, info), shown, capabilities(template))
-
-
-def _of_file(path: Path, info: ModelInfo | None) -> _About:
-    """What its header says; of a file that is no GGUF, that nothing is known. Waits for the disk."""
-    try:
-        found = read_metadata(path, lambda name: name == _TEMPLATE or name.endswith(_SHOWN), _LONGEST_TEMPLATE)
+        facts = await request.app[BACKEND].file_facts(alias)
     except ModelError as error:
-        logger.info("of a model that is listed nothing can be shown: %s", error.message)
-        found = {}
-    arch = found.get("general.architecture", "unknown")
-    shown = {name: value for name, value in found.items() if name != _TEMPLATE}
-    template = str(found.get(_TEMPLATE, ""))
-    details = _details(str(path), info)
-    if info is None:
-        count = found.get("general.parameter_count")
-        details |= {
-            "family": arch,
-            "families": [arch],
-            "parameter_size": _count_text(count) if isinstance(count, int) else "",
+        logger.info("of the file of %s nothing can be shown: %s", alias, error.message)
+        return json_response(_shown(model, None, 0))
+    n_ctx = facts.n_ctx
+    if model.info is not None:
+        n_ctx = model.info.n_ctx
+    elif not facts.ctx_is_set and (last := await _last_load(request, model)) is not None:
+        n_ctx = last.info.n_ctx
+    return json_response(_shown(model, facts, n_ctx))
+
+
+async def _last_load(request: web.Request, model: Listed) -> LastLoad | None:
+    loads = request.app.get(LAST_LOADS)
+    if loads is None:
+        return None
+    return (await asyncio.to_thread(loads.recall, [(model.alias, Path(model.path))])).get(model.alias)
+
+
+def _shown(model: Listed, facts: FileFacts | None, n_ctx: int) -> dict[str, Any]:
+    """`facts`: None where its file cannot be read. `n_ctx`: tokens that one request may use."""
+    what = facts or model.info
+    able = capabilities(facts.template if facts else "")
+    figures: dict[str, Any] = {
+        "general.architecture": what.arch if what else "unknown",
+        "general.basename": model.alias,  # what VS Code calls it
+    }
+    if what is not None:
+        figures |= {
+            "general.parameter_count": what.n_params,
+            f"{what.arch}.context_length": n_ctx or what.n_ctx,
+            f"{what.arch}.embedding_length": what.n_embd,
+            f"{what.arch}.vocab_size": what.n_vocab,
         }
-    can = ["embedding"] if f"{arch}.pooling_type" in found else capabilities(template)
-    return _About(template, details, {"general.architecture": arch, **shown}, can)
+    return {
+        "modelfile": f"FROM {model.alias}\n",
+        "parameters": "",
+        "template": facts.template if facts else "",
+        "details": _details(model.path, what),
+        "model_info": figures,
+        "capabilities": ["embedding"] if facts and facts.only_embeds else able,
+        "modified_at": time_text(model.created),
+    }
 
 
 def capabilities(template: str) -> list[str]:

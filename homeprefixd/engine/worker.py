@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from ..channel import Channel, ChannelClosedError
+from ..chat_template import template_text
 from ..child import become_child
 from ..config import FULL
 from ..errors import HomeprefixdError, ModelError
@@ -386,7 +387,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     if namespaces is not None and load.replay and load.reuse == "token":
         replay = Replay(model, store, namespaces.key, namespaces.opened, counters)
     engine = Engine(model, places, settings, emit, counters, saver, restorer, adapters, replay)
-    template = _template(load, model.chat_template)
+    template = template_text(load.chat_template, model.chat_template)
     stabilizer.clock_in_template = "strftime_now" in template
     try:
         prompts = PromptBuilder(
@@ -504,21 +505,6 @@ def _progress(emit: Callable[[Frame], None]) -> Callable[[float], None]:
             emit(Loading(progress=progress))
 
     return report
-
-
-def _template(load: LoadModel, own: str) -> str:
-    """The template's text: the model's own, or what `model.chat_template` gives, as text or as a file's path."""
-    given = load.chat_template
-    if not given:
-        return own
-    if "{" in given or "\n" in given:
-        return given
-    try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(
-            f"`model.chat_template` is {given}, which cannot be read ({error}): it must be a template's text or file."
-        ) from error
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from ..frames.store import Compacted, Export, Pin, Pinned, Plan, Prefixes, Purge, Purged, Transferred, Unpin, Verified
 from ..frames.worker import Accepted, Conversion, Converted, Delta, Finished, Generate, ModelInfo, Progress
+from .file_facts import FileFacts
 
 Event = Accepted | Progress | Delta | Finished
 
@@ -75,12 +76,16 @@ class Backend(Protocol):
         """Unix time of the model's file, in seconds; 0 if unknown."""
         ...
 
-    def resolve(self, name: str | None) -> str:
+    def resolve(self, name: str | None, *, usable: bool = True) -> str:
         """The alias that a request's `model` means; None or "" is the default model.
 
         Raises NotFoundError for an unknown one (it lists what there is), UnavailableError after it failed to load,
-        with the reason. One that is not loaded is loaded by the request.
+        with the reason, unless it need not be `usable`. One that is not loaded is loaded by the request.
         """
+        ...
+
+    async def file_facts(self, alias: str) -> FileFacts:
+        """What a model that `resolve` returned is by its file, loaded or not; loads nothing. Raises ModelError."""
         ...
 
     def generate(self, alias: str, request: Generate) -> Generation:

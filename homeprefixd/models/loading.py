@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..config import FULL, GPU_LAYERS_AUTO, KV_TYPES_WITHOUT_FLASH, AppRulesConfig, Config, ModelConfig, StableConfig
 from ..frames.worker import AppRules, ControlVector, LoadModel, StableRules
-from ..gguf_header import kv_bytes_per_token, read_details
+from ..gguf_header import Value, kv_bytes_per_token, read_details, score_bytes_per_cell
 from ..supervise import module_command
 from .adapters import adapter_files, adapters_bytes
 from .catalog import ModelSpec
@@ -17,6 +17,7 @@ WORKER_BYTES = 100 << 20
 
 _LONGEST_CTX = 32768
 """Tokens that a request may use at most where `model.ctx` is left to the worker (`engine.capacity`)."""
+_SHORTEST_CTX = 256
 
 
 def worker_command(log_level: str) -> Callable[[int], list[str]]:
@@ -134,6 +135,22 @@ class Budget:
         return min(wanted, max(self.total - spec.size, self.total // 16))
 
 
+def guess_ctx(details: Mapping[str, Value], settings: ModelConfig, memory: int) -> int:
+    """Tokens that one request may use, as the worker chooses (`engine.capacity`). `memory`: bytes for cells; 0: any."""
+    if settings.ctx:
+        return settings.ctx
+    per_token = kv_bytes_per_token(details, settings.kv_type, settings.type_v)
+    if not flash_attention(settings):
+        per_token += score_bytes_per_cell(details, settings.batch)
+    affordable = int(memory / per_token) if memory and per_token else _LONGEST_CTX
+    return min(_trained_ctx(details), max(affordable, _SHORTEST_CTX), settings.pool or _LONGEST_CTX)
+
+
+def _trained_ctx(details: Mapping[str, Value]) -> int:
+    trained = details.get("context_length")
+    return min(trained if isinstance(trained, int) and trained > 0 else _LONGEST_CTX, _LONGEST_CTX)
+
+
 def guess_memory(spec: ModelSpec, pool: int) -> int:
     """Bytes that a model will take, from its file's head; `pool`: bytes that its cells may take. Waits for the disk.
 
@@ -142,8 +159,7 @@ def guess_memory(spec: ModelSpec, pool: int) -> int:
     details = read_details(spec.path)
     settings = spec.settings
     per_token = kv_bytes_per_token(details, settings.kv_type, settings.type_v)
-    trained = details.get("context_length")
-    ctx = settings.ctx or min(trained if isinstance(trained, int) and trained > 0 else _LONGEST_CTX, _LONGEST_CTX)
+    ctx = settings.ctx or _trained_ctx(details)
     cells = settings.pool or (settings.parallel or FULL) * ctx
     wanted = int(cells * per_token)
     least = int((settings.pool or settings.ctx) * per_token)  # what was set is not made smaller

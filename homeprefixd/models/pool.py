@@ -30,6 +30,7 @@ from ..frames.worker import (
 from ..supervise import Backoff
 from .backend import KnownModel
 from .catalog import Catalog, ModelSpec
+from .file_facts import FactsReader, FileFacts
 from .loading import Budget, guess_memory, worker_environment
 from .resident import Resident, Ticket, Visit
 from .store_link import StoreLink
@@ -84,6 +85,7 @@ class Pool:
         self._backoff = backoff
         self._changed = changed
         self._room_patience = room_patience
+        self._facts = FactsReader()
         self._rules: StableRules | None = None  # those that were changed since the start
         self._draining = asyncio.Event()
         self._room = asyncio.Lock()  # held by who decides what is loaded and unloaded, in the order of asking
@@ -198,15 +200,22 @@ class Pool:
         except (NotFoundError, UnavailableError):
             return 0
 
-    def resolve(self, name: str | None) -> str:
+    def resolve(self, name: str | None, *, usable: bool = True) -> str:
         """The alias that a request's `model` means. Raises NotFoundError, UnavailableError.
 
         A model that is not loaded, or loads, is no error here: `generate` waits for it.
         """
         resident, adapter = self._find(name)
-        self._check_open()
-        resident.check(RETRY_AFTER)
+        if usable:
+            self._check_open()
+            resident.check(RETRY_AFTER)
         return resident.spec.name_with(adapter) if adapter else resident.alias
+
+    async def file_facts(self, alias: str) -> FileFacts:
+        """What a model is by its file; nothing is loaded. Raises ModelError."""
+        spec = self._find(alias)[0].spec
+        memory = self._budget.pool(spec) if self._budget is not None else 0
+        return await asyncio.to_thread(self._facts.read, spec, memory)
 
     def generate(self, alias: str, request: Generate) -> Visit:
         """A request; entering it (`async with`) hands it to the worker. Raises UnavailableError, BusyError."""

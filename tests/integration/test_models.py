@@ -93,6 +93,33 @@ def test_swapped_models_find_their_prefixes_hot(tmp_path: Path, two: tuple[Path,
         assert shown["mismatch"] == []
 
 
+def test_models_are_listed_without_a_swap(tmp_path: Path, two: tuple[Path, str], demo_model: Path) -> None:
+    """VS Code asks `/api/show` of each model that `/api/tags` lists."""
+    make("llama-embed", demo_model, two[0] / "embedder.gguf")
+    (two[0] / "broken.gguf").write_bytes(demo_model.read_bytes()[:100_000])
+    with serve(tmp_path, two[1].replace("ctx = 1024\n", "")) as served:
+        served.chat("demo", "Hello")
+        worker = served.worker("demo")
+        names = [one["name"] for one in served.ask("/api/tags")[1]["models"]]
+        shown = {name: served.ask("/api/show", {"model": name}) for name in names}
+        assert names == ["demo", "broken", "embedder", "tiny"]
+        assert served.worker("demo") == worker
+        assert [known_state(served, name) for name in names] == ["loaded", *["unloaded"] * 3]
+        assert [shown[name][0] for name in names] == [200] * 4
+        assert shown["broken"][1]["model_info"]["general.architecture"] == "unknown"
+        assert served.ask("/models/load", {"model": "broken"})[0] == 503  # and it is not asked for again for a while
+        assert served.ask("/api/show", {"model": "broken"}) == shown["broken"]
+        assert shown["embedder"][1]["capabilities"] == ["embedding"]
+        assert served.ask("/api/show", {"model": "demo"})[1]["details"]["quantization_level"] == "Q4_1"
+        served.chat("tiny", "Hello")
+        assert served.ask("/api/show", {"model": "tiny"}) == shown["tiny"]
+        assert served.ask("/api/show", {"model": "demo"}) == shown["demo"]
+        props = served.ask("/props?model=tiny")[1]
+        assert shown["tiny"][1]["template"] == props["chat_template"]
+        served.ask("/v1/embeddings", {"model": "embedder", "input": "x"})
+        assert served.ask("/api/show", {"model": "embedder"}) == shown["embedder"]
+
+
 def test_a_model_that_never_fits_is_refused_with_sizes(tmp_path: Path, two: tuple[Path, str]) -> None:
     with serve(tmp_path, two[1].replace("ctx = 1024", "ctx = 8192")) as served:
         body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -155,16 +182,6 @@ def test_a_file_that_is_written_into_while_it_is_loaded(tmp_path: Path, demo_mod
         with path.open("r+b") as file:
             file.write(first)
         assert answers(served, tries=40) == old
-
-
-def test_models_are_shown_without_being_loaded(tmp_path: Path, two: tuple[Path, str]) -> None:
-    """There is memory for one: the other would push it out."""
-    with serve(tmp_path, two[1]) as served:
-        assert served.ask("/models/load", {"model": "demo"})[0] == 200
-        for name in ("tiny", "demo"):
-            status, shown = served.ask("/api/show", {"model": name})
-            assert (status, shown["model_info"]["general.architecture"]) == (200, "llama")
-        assert (known_state(served, "demo"), known_state(served, "tiny")) == ("loaded", "unloaded")
 
 
 def test_one_is_killed_and_one_unloaded_while_they_serve(tmp_path: Path, demo_model: Path, two: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from homeprefixd.config import ModelConfig
 from homeprefixd.errors import ModelError
-from homeprefixd.gguf_header import F32, kv_bytes_per_token, read_details, tensor_places
+from homeprefixd.gguf_header import F32, kv_bytes_per_token, read_details, read_more_details, tensor_places
 from homeprefixd.models.catalog import ModelSpec
 from homeprefixd.models.loading import WORKER_BYTES, Budget, guess_memory
 from tests.tiny_vector import make_vector
@@ -80,7 +81,32 @@ def test_nothing_that_is_written_there_is_believed(tmp_path: Path) -> None:
         except ModelError:
             continue
         kv_bytes_per_token(details, "f16", "f16")
+        with contextlib.suppress(ModelError):
+            read_more_details(tmp_path / "x.gguf", ("ggml.tokens",))
         guess_memory(ModelSpec("x", tmp_path / "x.gguf", 0, 10), 1 << 20)
+
+
+def test_a_number_that_is_none(tmp_path: Path) -> None:
+    heads = pair("llama.attention.head_count_kv", 9, struct.pack("<IQf", 6, 1, float("nan")))
+    with pytest.raises(ModelError, match=r"x\.gguf is damaged"):
+        read_details(write(tmp_path, header(heads)))
+
+
+def test_more_of_the_head(tmp_path: Path, demo_model: Path) -> None:
+    details, count = read_more_details(demo_model, ("tokenizer.ggml.tokens", "tokenizer.chat_template"))
+    assert (details["tokenizer.ggml.tokens"], count) == (49152, 134_515_008)
+    assert str(details["tokenizer.chat_template"]).startswith("{% for message in messages %}")
+    template = pair("tokenizer.chat_template", 8, text("x" * (1 << 20)))
+    longer = pair("tokenizer.chat_template", 8, text("x" * ((1 << 20) + 1)))
+    found = [
+        read_more_details(write(tmp_path, header(one)), ("tokenizer.chat_template",))[0] for one in (template, longer)
+    ]
+    assert [len(str(one.get("tokenizer.chat_template", ""))) for one in found] == [1 << 20, 0]
+    tensor = text("t") + struct.pack("<IQQIQ", 2, 2**60, 2**60, 1, 0)
+    huge = bytearray(header() + tensor)
+    huge[8:16] = struct.pack("<Q", 1)
+    with pytest.raises(ModelError, match="more parameters than it can hold"):
+        read_more_details(write(tmp_path, bytes(huge)), ())
 
 
 def test_where_tensors_lie(tmp_path: Path) -> None:

@@ -228,6 +228,9 @@ async def test_one_that_cannot_be_loaded_leaves_the_others_alone(make: Make) -> 
     await pool.first_loads()
     assert states(pool) == "UEU"
     assert pool.status()["state"] == "ok"
+    assert pool.resolve("b", usable=False) == "b"
+    with pytest.raises(ModelError, match=r"/models/b\.gguf cannot be read"):
+        await pool.file_facts("b")
     with pytest.raises(UnavailableError, match=r"b cannot be used now: b\.gguf is damaged"):
         pool.resolve("b")
     assert await words(pool, "a", "say x") == ["x"]

@@ -41,6 +41,7 @@ from homeprefixd.frames.worker import (
     Timings,
 )
 from homeprefixd.models.backend import Event, KnownModel
+from homeprefixd.models.file_facts import FileFacts
 
 TIMINGS = Timings(
     cache_n=64,
@@ -73,6 +74,18 @@ MODEL = ModelInfo(
     cache_mode="blocks",
     cache_reason="",
     namespace={},
+)
+
+FACTS = FileFacts(
+    arch="llama",
+    description="Q4_K_M",
+    n_params=135_000_000,
+    n_vocab=1000,
+    n_embd=576,
+    n_ctx=8192,
+    ctx_is_set=False,
+    template="{{ messages }}",
+    only_embeds=False,
 )
 
 Step = Event | Account | HomeprefixdError | Exception | Callable[[], Awaitable[None]]
@@ -147,6 +160,8 @@ class ScriptedBackend:
         self.refusal: HomeprefixdError | None = None
         self.conversions: list[Conversion] = []
         self.converted: Converted | HomeprefixdError = Converted("")
+        self.facts: FileFacts | HomeprefixdError = FACTS
+        self.usable = True  # whether a model was asked for that can be used
         self.script: list[Step] = [
             Accepted("", 100),
             Progress("", 64, 100, 100),
@@ -193,10 +208,16 @@ class ScriptedBackend:
     def created(self, alias: str) -> int:
         return 1_700_000_000
 
-    def resolve(self, name: str | None) -> str:
+    def resolve(self, name: str | None, *, usable: bool = True) -> str:
+        self.usable = usable
         if name not in (None, "", "demo"):
             raise NotFoundError(f"There is no model {name!r}; there is demo.", param="model", code="model_not_found")
         return "demo"
+
+    async def file_facts(self, alias: str) -> FileFacts:
+        if isinstance(self.facts, HomeprefixdError):
+            raise self.facts
+        return self.facts
 
     def generate(self, alias: str, request: Generate) -> ScriptedGeneration:
         assert alias == "demo"

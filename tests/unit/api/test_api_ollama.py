@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from scripted_backend import MODEL, TIMINGS, MemoryAdmin, ScriptedBackend
+from scripted_backend import FACTS, MODEL, TIMINGS, MemoryAdmin, ScriptedBackend
 
 from homeprefixd.api.app import create_app
-from homeprefixd.api.keys import BACKEND
+from homeprefixd.api.keys import BACKEND, LAST_LOADS
 from homeprefixd.api.ollama_models import capabilities
 from homeprefixd.config import ServerConfig
-from homeprefixd.errors import HomeprefixdError, RequestError
+from homeprefixd.errors import HomeprefixdError, ModelError
 from homeprefixd.frames.worker import (
     Accepted,
     CallPiece,
@@ -28,6 +29,7 @@ from homeprefixd.frames.worker import (
     ModelInfo,
     TokenLogprob,
 )
+from homeprefixd.last_loads import LastLoads
 
 TOOL = {"type": "function", "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}}}
 
@@ -327,43 +329,56 @@ async def test_what_there_is(client: TestClient, backend: ScriptedBackend) -> No
     assert model["details"]["parameter_size"] == "135M"
     [running] = (await (await client.get("/api/ps")).json())["models"]
     assert (running["model"], running["context_length"]) == ("demo", 2048)
-    backend.converted = Converted("", "{% if tools %}{{ tools }}{% endif %}", pieces=[b"", b""])
+    backend.facts = replace(FACTS, template="{% if tools %}{{ tools }}{% endif %}")
     for name in ("model", "name"):
         shown = await (await client.post("/api/show", json={name: "demo:latest"})).json()
         assert shown["capabilities"] == ["completion", "tools"]
         assert shown["model_info"]["general.architecture"] == "llama"
         assert shown["model_info"]["llama.context_length"] == 2048
         assert shown["template"] == "{% if tools %}{{ tools }}{% endif %}"
+        assert shown["details"]["quantization_level"] == "Q4_K_M"
 
 
-async def test_a_model_is_shown_without_loading_it(
-    client: TestClient, backend: ScriptedBackend, demo_model: Path
+async def test_to_show_a_model_loads_none(backend: ScriptedBackend, admin: MemoryAdmin, tmp_path: Path) -> None:
+    model = tmp_path / "demo.gguf"
+    model.write_bytes(b"GGUF")
+    app = create_app(backend, admin, ServerConfig())
+    app[LAST_LOADS] = loads = LastLoads(tmp_path)
+    backend.paths["demo"] = str(model)
+    async with TestClient(TestServer(app)) as client:
+
+        async def shown() -> dict[str, Any]:
+            reply = await client.post("/api/show", json={"model": "demo"})
+            assert reply.status == 200
+            return dict(await reply.json())
+
+        loaded = await shown()
+        backend.loaded = []
+        read = await shown()
+        assert read["model_info"].pop("llama.context_length") == FACTS.n_ctx
+        assert loaded["model_info"].pop("llama.context_length") == MODEL.n_ctx
+        assert read == loaded
+        loads.remember(model, MODEL)
+        assert (await shown())["model_info"]["llama.context_length"] == MODEL.n_ctx
+        backend.facts = replace(FACTS, ctx_is_set=True)  # since it was loaded
+        assert (await shown())["model_info"]["llama.context_length"] == FACTS.n_ctx
+        backend.facts = replace(FACTS, only_embeds=True)
+        assert (await shown())["capabilities"] == ["embedding"]
+    assert (backend.conversions, backend.loads, backend.usable) == ([], [], False)
+
+
+async def test_of_what_cannot_be_read_is_told_that_nothing_is_known(
+    client: TestClient, backend: ScriptedBackend
 ) -> None:
-    """Some clients ask for all of them to list them, and list none if one is an error."""
+    """Some clients ask for all models to list them, and list none if one is an error."""
+    backend.facts = ModelError("/models/demo.gguf is damaged")
+    loaded = await (await client.post("/api/show", json={"model": "demo"})).json()
+    assert loaded["model_info"]["general.architecture"] == MODEL.arch
     backend.loaded = []
-    backend.paths["demo"] = str(demo_model)
-    shown = await (await client.post("/api/show", json={"model": "demo"})).json()
-    assert backend.conversions == []
-    assert (shown["capabilities"], shown["details"]["family"]) == (["completion"], "llama")
-    assert (shown["model_info"]["general.architecture"], shown["model_info"]["llama.context_length"]) == ("llama", 8192)
-    assert "<|im_start|>" in shown["template"]
-    assert shown["details"]["quantization_level"] == "Q4_1"
-    backend.paths["demo"] = __file__
     reply = await client.post("/api/show", json={"model": "demo"})
     shown = await reply.json()
-    assert (reply.status, shown["model_info"], shown["capabilities"]) == (
-        200, {"general.architecture": "unknown"}, ["completion"],
-    )  # fmt: skip
-
-
-async def test_a_model_that_generates_nothing_is_shown(
-    client: TestClient, backend: ScriptedBackend, demo_model: Path
-) -> None:
-    backend.paths["demo"] = str(demo_model)
-    backend.converted = RequestError("it generates no text")
-    shown = await (await client.post("/api/show", json={"model": "demo"})).json()
-    assert shown["model_info"]["general.architecture"] == "llama"
-    assert "<|im_start|>" in shown["template"]
+    assert (reply.status, shown["capabilities"], set(shown)) == (200, ["completion"], set(loaded))
+    assert shown["model_info"] == {"general.architecture": "unknown", "general.basename": "demo"}
 
 
 @pytest.mark.parametrize(
