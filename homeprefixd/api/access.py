@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -98,7 +99,8 @@ class Turnstile:
             if turn.done() and not turn.cancelled():  # its turn had come
                 self._leave(key)
             else:
-                self._waiting.remove(turn)
+                with contextlib.suppress(ValueError):  # whoever left in the same moment has passed it by
+                    self._waiting.remove(turn)
             raise
 
     def _leave(self, key: Key) -> None:

@@ -13,6 +13,8 @@ from .sequence import Sequence
 from .shares import AGEING, Shares
 from .sharing import Sharer
 
+_RESUMES = 3_000.0  # tokens that one whose reply has begun is ahead of its class: half of what a class is
+_OUTDATED = 1.0  # seconds after which a look-up is made again if something was saved since
 _HEAD_OF_LINE = 5.0  # seconds after which nobody smaller may pass one that waits for cells
 
 
@@ -42,6 +44,8 @@ class Queue:
                 continue
             request = sequence.request
             worth = sequence.matched + AGEING * (now - request.arrived) + sequence.urgency
+            if sequence.generated:  # it was set aside: to its client this is a pause
+                worth += _RESUMES
             ready.append((worth - self._shares.behind(request.client, now), sequence))
         ready.sort(key=lambda item: -item[0])
         return [sequence for _worth, sequence in ready]
@@ -62,6 +66,40 @@ class Queue:
                 self._restorer.begin(sequence, self._wake, may_wait=False)
                 return not self._restorer.planned(sequence)
         return False
+
+    def is_outdated(self, sequence: Sequence, now: float) -> bool:
+        """Whether its look-up was long ago and is made again, as what it would compute may be stored by now. True while
+        the answer is awaited."""
+        missing = len(sequence.tokens) - max(sequence.matched, 1)
+        if self._restorer is None or sequence.lookup is None or missing < BLOCK_TOKENS:
+            return False
+        if now - sequence.lookup_since < _OUTDATED or not self._restorer.saved_since(sequence):
+            return False
+        self._restorer.begin(sequence, self._wake, may_wait=False)
+        return not self._restorer.planned(sequence)
+
+    def in_the_way(self, sequence: Sequence, young: list[Sequence], *, needs_place: bool) -> list[Sequence]:
+        """Those of `young` that have to leave so that there are cells for it in one context: as few as it takes, none
+        if all of them are not enough. `needs_place`: one at least."""
+        best: list[Sequence] = []
+        for place in self._places.all:
+            staying = list(place.residents.values())
+            going: list[Sequence] = []
+            for other in young:
+                if self._has_room(sequence, staying, 0):
+                    break
+                if other in staying:
+                    staying.remove(other)
+                    going.append(other)
+            if not self._has_room(sequence, staying, 0):
+                continue
+            if not going:
+                if not needs_place:
+                    continue  # its ids are out
+                going = young[:1]
+            if not best or len(going) < len(best):
+                best = going
+        return best
 
     def find_place(self, sequence: Sequence) -> tuple[Place | None, Sequence | None, int]:
         """Where it costs least and has room now, whose first cells it can use there, and how many."""

@@ -13,6 +13,8 @@ from .sequence import Phase, Sequence
 from .shares import AGEING, Shares
 
 _SMOOTH = 0.3  # weight of the newest call in the mean rate
+_FULL = 0.75  # of the tokens that fit: a call that says whether more would
+_MORE = 1.25  # times as many tokens as the last call's rate says are tried
 
 
 class Prefills:
@@ -34,6 +36,7 @@ class Prefills:
         self._batch, self._max_stall, self._exact = batch, max_stall, exact
         self._shares, self._counters, self._gate = shares, counters, gate
         self._rate = 0.0  # tokens per second
+        self._fits = 0.0  # tokens of a call that takes `max_stall`; 0: not known
 
     def choose(self, residents: Iterable[Sequence]) -> Sequence | None:
         """The one with the least to do, with ageing, so that a cached prompt is not kept waiting by a long one."""
@@ -42,21 +45,38 @@ class Prefills:
         for sequence in residents:
             if sequence.phase is Phase.PREFILL:
                 left = len(sequence.tokens) - sequence.n_past
-                worth = left - max(AGEING, self._rate / 2) * (now - sequence.request.arrived) - sequence.urgency
+                # Slower than prompts are computed, else all would have their turn as they came. A class is ahead by as
+                # many seconds as in the queue.
+                ageing = self._rate / 2 or AGEING
+                waited = now - sequence.request.arrived + sequence.urgency / AGEING
+                worth = left - ageing * waited
                 if best is None or worth < best_worth:
                     best, best_worth = sequence, worth
         return best
 
     def longest(self, *, beside_others: bool) -> int:
         """Tokens of the longest call now: nobody, also one that arrives meanwhile, waits much longer for it."""
-        whole = self._exact or not beside_others
-        return longest_call(self._rate, self._max_stall, self._batch, whole_blocks=whole)
+        whole = self._exact or not beside_others or not self._fits
+        return longest_call(self._fits, self._batch, whole_blocks=whole)
+
+    def _learn(self, count: int, seconds: float) -> None:
+        """How many tokens fit `max_stall`, from a call of `count`.
+
+        Longer calls cost less a token. So the next may be a little longer than this one's rate says; else short calls
+        would make the next ones shorter, down to the shortest. One that was short as its prompt was tells little.
+        """
+        fits = count * self._max_stall / max(seconds, 1e-9)
+        if seconds > self._max_stall:
+            self._fits = min(self._fits or fits, fits)
+        elif not self._fits or count >= _FULL * self._fits:
+            self._fits = max(self._fits, min(_MORE * fits, 2.0 * count))
 
     def account(self, sequence: Sequence, end: int, seconds: float) -> None:
         """`sequence` was computed up to `end` in one call that took `seconds`."""
         start, count = sequence.n_past, end - sequence.n_past
         on_grid = start % BLOCK_TOKENS == 0 and count % BLOCK_TOKENS == 0
         if count >= SHORTEST_CALL:
+            self._learn(count, seconds)
             rate = count / max(seconds, 1e-9)
             self._rate = rate if not self._rate else (1 - _SMOOTH) * self._rate + _SMOOTH * rate
         if on_grid and sequence.aligned and sequence.grid_until == start:

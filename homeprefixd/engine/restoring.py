@@ -62,6 +62,7 @@ class Restorer:
         `on_update` is called from another thread when the plan or a block has come.
         """
         self.end(sequence)
+        sequence.saved_before = self._counters["save_tokens"]
         if not sequence.request.cache or sequence.no_lookup or len(sequence.tokens) < 2:
             return
         if sequence.must_compute:
@@ -74,6 +75,10 @@ class Restorer:
             sequence.lookup = self._store.lookup(
                 namespace, sequence.le(), len(sequence.tokens) - 1, self.exact, on_update, request=sequence.request.rid
             )
+
+    def saved_since(self, sequence: Sequence) -> bool:
+        """Whether anything was saved since its look-up began: it might find more now."""
+        return self._counters["save_tokens"] != sequence.saved_before
 
     def planned(self, sequence: Sequence) -> bool:
         """True once it is known what the cache has, or too much time has passed; `sequence.plan` is set then."""

@@ -158,8 +158,8 @@ class Engine:
         )
 
     def retry_after(self) -> int:
-        """Seconds after which one may be sent again that finds the queue full."""
-        return self._shares.retry_after(self._settings.max_queue, self._settings.parallel)
+        """Seconds after which one may be sent again that finds the queue full: then some have left it."""
+        return self._shares.retry_after(1, self._settings.parallel)
 
     # ---- the loop
 
@@ -226,28 +226,37 @@ class Engine:
         for sequence in self._queue.order(now):
             if self._queue.is_behind(sequence, residents):
                 continue
-            if residents.is_full and not self._displace(sequence):
-                return
-            place, source, count = self._queue.find_place(sequence)
+            place, source, count = (None, None, 0) if residents.is_full else self._queue.find_place(sequence)
+            if place is None and self._displace(sequence):
+                place, source, count = self._queue.find_place(sequence)
             if place is None:
-                if self._queue.blocks_others(sequence, now):
+                if residents.is_full or self._queue.blocks_others(sequence, now):
                     return
+                continue
+            if self._queue.is_outdated(sequence, now):
                 continue
             self._enter(sequence, place, now, source, count)
 
     def _displace(self, sequence: Sequence) -> bool:
-        """Set a background request aside, the youngest, for want of a place. False: there is none.
+        """Set background requests aside, the youngest, as many as it takes that there is a place and cells for it.
+        False: nobody is, as that would not do.
 
         One that came so long before that it would have its turn first now stays, but where somebody waits for a voice.
         """
         own = head_start(sequence.request.priority)
-        for other in reversed(list(self._residents)):
+
+        def may_go(other: Sequence) -> bool:
             aged = other.urgency + AGEING * (sequence.request.arrived - other.request.arrived)
-            if other.urgency < min(0.0, own) and other.displaced < _DISPLACED and (own > 0 or aged < own):
-                other.displaced += 1
-                self._set_aside(other)
-                return True
-        return False
+            return other.urgency < min(0.0, own) and other.displaced < _DISPLACED and (own > 0 or aged < own)
+
+        young = [other for other in reversed(list(self._residents)) if may_go(other)]
+        if not young:
+            return False
+        going = self._queue.in_the_way(sequence, young, needs_place=self._residents.is_full)
+        for other in going:
+            other.displaced += 1
+            self._set_aside(other)
+        return bool(going)
 
     def _enter(self, sequence: Sequence, place: Place, now: float, source: Sequence | None, count: int) -> None:
         self._queue.waiting.remove(sequence)
@@ -480,8 +489,8 @@ class Engine:
         Each step costs as if all cells up to the highest were in use: 6,600 unused ones make decoding a third slower
         (the design's figure).
         """
-        if self._restorer is None or not self._restorer.connected:
-            return
+        if self._restorer is None or not self._restorer.connected or self._queue.waiting:
+            return  # with others that wait, it would be one of them
         for place in self._places.all:
             if len(place.residents) != 1:
                 continue

@@ -95,6 +95,7 @@ class Sequence:
     stalled_since: float = 0.0
     no_lookup: bool = False  # something was wrong with what the cache gave: compute
     lookup_since: float = 0.0
+    saved_before: float = 0.0  # tokens that had been saved when its look-up began
     behind: bool = False  # waits for blocks that another computes
     urgency: float = 0.0  # tokens by which it is ahead: its own class, or that of one that waits for its blocks
     displaced: int = 0  # how often it made way for a more urgent one

@@ -12,12 +12,12 @@ from typing import Literal
 Priority = Literal["interactive", "normal", "background"]
 
 AGEING = 200.0  # tokens that a second of waiting is worth
-_CLASSES: dict[str, float] = {"interactive": 12_000.0, "normal": 0.0, "background": -12_000.0}
-"""Tokens that a class is ahead: a minute of waiting."""
+_CLASSES: dict[str, float] = {"interactive": 6_000.0, "normal": 0.0, "background": -6_000.0}
+"""Tokens that a class is ahead: half a minute of waiting."""
 
 _HALF_LIFE = 60.0  # seconds after which what a client used counts half
 _DECODE_WEIGHT = 8.0  # a generated token takes as long as so many of a prompt (a CPU)
-_MOST_BEHIND = 6_000.0  # tokens that heavy use sets a client back at most: half a class
+_MOST_BEHIND = 3_000.0  # tokens that heavy use sets a client back at most: half a class
 _SMOOTH = 0.2  # weight of the newest request in the mean time of service
 
 

@@ -199,6 +199,43 @@ def test_background_requests_make_way_and_come_back(run: Run, tiny: Tiny, tokens
     assert running.text(slow)[:40] == alone[:40]
 
 
+def test_background_requests_make_way_for_want_of_cells(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    """There are places, but one long request has the cells."""
+    running = run(tiny("qwen3"), parallel=4, ctx=1024, pool=1024)
+    running.known()
+    slow = running.start(tokens(700), 200, priority="background")
+    running.wait(lambda: len(running.of(slow, Delta)) > 2)
+    voice = running.start(tokens(600, 1), 3, priority="interactive")
+    assert order_of_ends(running, [slow, voice]) == [voice, slow]
+    assert running.engine.counters["set_aside"] == 1
+    assert len(running.of(slow, Finished)) == 1
+
+
+def test_nobody_makes_way_in_vain(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    """There would be a place, but no cells."""
+    running = run(tiny("qwen3"), parallel=2, ctx=1024, pool=1024)
+    running.known()
+    first = streaming(running, tokens(600), 200)
+    slow = running.start(tokens(60, 1), 100, priority="background")
+    running.wait(lambda: len(running.of(slow, Delta)) > 2)
+    late = running.start(tokens(700, 2), 3)
+    assert order_of_ends(running, [first, slow, late])[-1] == late
+    assert running.engine.counters["set_aside"] == 0
+
+
+def test_what_was_saved_while_one_waited_for_a_place_is_used(
+    run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homeprefixd.engine.admission._OUTDATED", 0.0)
+    running = run(tiny("llama"), parallel=1)
+    running.known()
+    first = running.start(tokens(500), 30)
+    running.wait(lambda: running.of(first, Accepted))
+    second = running.start([*tokens(500), 7, 8, 9], 3)
+    running.finish(first)
+    assert running.finish(second).timings.cache_n >= 448
+
+
 def test_who_has_waited_for_long_goes_first(
     run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -260,6 +260,24 @@ async def test_a_client_that_leaves_the_queue_takes_no_place(backend: ScriptedBa
     assert turnstile.running == 0
 
 
+async def test_a_client_may_leave_the_queue_just_as_another_leaves(keys: KeyRing) -> None:
+    camera = keys.find(CAMERA)
+    assert camera is not None
+    turnstile = Turnstile()
+
+    async def enter() -> None:
+        async with turnstile.passing(camera):
+            pass
+
+    async with turnstile.passing(camera):
+        waiting = asyncio.create_task(enter())
+        await asyncio.sleep(0)
+        waiting.cancel()  # it has not run since when the place is free
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert turnstile.running == 0
+
+
 async def test_prompts_and_keys_are_not_in_the_log(
     client: TestClient, backend: ScriptedBackend, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from homeprefixd.engine.cells import CellLedger
 from homeprefixd.engine.chunks import chunk_end, longest_call
 from homeprefixd.engine.failures import DecodeError, failure_of
 from homeprefixd.engine.model_files import model_files
+from homeprefixd.engine.prefills import Prefills
 from homeprefixd.engine.sampling import check_sampling
-from homeprefixd.engine.sequence import Request, Sequence
+from homeprefixd.engine.sequence import Phase, Request, Sequence
 from homeprefixd.engine.shares import Shares, head_start
 from homeprefixd.errors import BusyError, ModelError, RequestError
 from homeprefixd.frames.worker import Sampling
@@ -48,31 +50,83 @@ def test_calls_after_a_cut_block() -> None:
     assert chunk_end(70, 135, 512) == 128
 
 
-def test_short_calls_do_not_cross_the_grid() -> None:
+def test_short_calls_are_as_long_as_they_may_be() -> None:
+    """The grid does not matter to them, and each costs others a step."""
     edges = [0]
     while edges[-1] < 150:
-        edges.append(chunk_end(edges[-1], 150, 32))
-    assert edges == [0, 32, 64, 96, 128, 150]
-    assert chunk_end(60, 300, 32) == 64
+        edges.append(chunk_end(edges[-1], 150, 40))
+    assert edges == [0, 40, 80, 120, 150]
 
 
 @pytest.mark.parametrize(
-    ("rate", "whole_blocks", "expected"),
+    ("allowed", "whole_blocks", "expected"),
     [
-        (0.0, False, 64),
-        (5000.0, False, 512),
-        (300.0, False, 128),
-        (128.0, False, 64),
-        (127.0, True, 64),
-        (127.0, False, 32),
-        (40.0, False, 16),
-        (17.0, False, 8),
-        (1.0, False, 8),
-        (1.0, True, 64),
+        (2500.0, False, 512),
+        (150.0, False, 128),
+        (64.0, False, 64),
+        (63.5, True, 64),
+        (63.5, False, 56),
+        (20.0, False, 16),
+        (8.5, False, 8),
+        (0.5, False, 8),
+        (-3.0, False, 8),
+        (0.5, True, 64),
     ],
 )
-def test_calls_take_no_longer_than_others_may_stall(rate: float, whole_blocks: bool, expected: int) -> None:
-    assert longest_call(rate, 0.5, 512, whole_blocks=whole_blocks) == expected
+def test_calls_take_no_longer_than_others_may_stall(allowed: float, whole_blocks: bool, expected: int) -> None:
+    assert longest_call(allowed, 512, whole_blocks=whole_blocks) == expected
+
+
+def waiting(tokens: int, arrived: float, urgency: float = 0.0, done: int = 0) -> Sequence:
+    request = Request("r", list(range(tokens)), 8, [], Sampling(), True, True, "", arrived)
+    sequence = Sequence(request, list(range(tokens)), TextStream([]))
+    sequence.n_past, sequence.phase, sequence.urgency = done, Phase.PREFILL, urgency
+    return sequence
+
+
+def called(made: Prefills, call: float, token: float, times: int) -> list[int]:
+    """Tokens of calls beside others, each of which takes so many seconds, and for each token so many more."""
+    sequence, found = waiting(100_000, 0.0), []
+    for _ in range(times):
+        count = made.longest(beside_others=True)
+        made.account(sequence, sequence.n_past + count, call + token * count)
+        found.append(count)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("call", "token", "expected"),
+    [(0.1, 0.006, {64}), (0.25, 0.004, {56, 64}), (0.0, 0.02, {24}), (0.0, 0.012, {40, 48}), (0.1, 0.001, {384, 448})],
+)
+@pytest.mark.parametrize("first", [8, 64, 512])
+def test_calls_become_as_long_as_others_may_stall(call: float, token: float, expected: set[int], first: int) -> None:
+    """Most of a short one is what each call costs: that must not make the next ones shorter."""
+    made = Prefills(512, 0.5, Shares(), defaultdict(float), exact=False, gate=None)
+    made.account(waiting(1000, 0.0), first, call + token * first)
+    found = called(made, call, token, 40)
+    assert set(found[20:]) <= expected
+    assert all(call + token * count <= 0.75 for count in found[1:])
+    made.account(waiting(100, 0.0), 12, call + token * 12)  # the end of a prompt tells little
+    assert set(called(made, call, token, 4)) <= expected
+
+
+def test_calls_are_shorter_when_they_take_longer_than_they_did() -> None:
+    made = Prefills(512, 0.5, Shares(), defaultdict(float), exact=False, gate=None)
+    assert called(made, 0.02, 0.006, 10)[-1] == 64
+    assert called(made, 0.04, 0.012, 3)[1:] == [32, 40]
+    assert called(made, 0.02, 0.006, 10)[-1] == 64
+
+
+def test_a_cached_prompt_does_not_wait_for_a_long_one_that_came_before() -> None:
+    """On a machine that computes 100 tokens a second."""
+    made = Prefills(512, 0.5, Shares(), defaultdict(float), exact=False, gate=None)
+    now = time.perf_counter()
+    long, short = waiting(3900, now - 22), waiting(2000, now - 1, done=1980)
+    made.account(long, 64, 0.64)
+    assert made.choose([long, short]) is short
+    assert made.choose([short, waiting(2000, now - 1, urgency=6000.0, done=1970)]) is not short
+    ancient = waiting(3900, now - 100)
+    assert made.choose([ancient, short]) is ancient
 
 
 def test_shared_cells_are_counted_once() -> None:
@@ -96,10 +150,10 @@ def test_shared_cells_are_counted_once() -> None:
 
 def test_heavy_use_sets_a_client_back_and_is_forgotten() -> None:
     shares = Shares()
-    shares.count("camera", prefilled=4000, generated=100, now=0.0)
+    shares.count("camera", prefilled=1600, generated=100, now=0.0)
     shares.count("voice", prefilled=10, now=0.0)
-    assert shares.behind("camera", 0.0) == 4800
-    assert shares.behind("camera", 60.0) == 2400
+    assert shares.behind("camera", 0.0) == 2400
+    assert shares.behind("camera", 60.0) == 1200
     assert shares.behind("voice", 0.0) == 10
     assert shares.behind("new", 0.0) == 0
     shares.count("camera", prefilled=10**9, now=60.0)
