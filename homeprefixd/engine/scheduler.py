@@ -234,7 +234,7 @@ class Engine:
                     return
                 continue
             if self._queue.is_outdated(sequence, now):
-                continue
+                return  # what room there is, or was made, is its own
             self._enter(sequence, place, now, source, count)
 
     def _displace(self, sequence: Sequence) -> bool:
