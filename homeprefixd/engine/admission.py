@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection
 from ..prefix.blocks import BLOCK_TOKENS
 from .cells import CellLedger
 from .places import Place, Places
+from .residents import Residents
 from .restoring import Restorer
 from .sequence import Sequence
-from .shares import AGEING, Shares
+from .shares import AGEING, Shares, head_start
 from .sharing import Sharer
 
 _RESUMES = 3_000.0  # tokens that one whose reply has begun is ahead of its class: half of what a class is
+_DISPLACED = 3  # times that one request makes way for more urgent ones, at most
 _OUTDATED = 1.0  # seconds after which a look-up is made again if something was saved since
 _HEAD_OF_LINE = 5.0  # seconds after which nobody smaller may pass one that waits for cells
 
@@ -78,28 +80,34 @@ class Queue:
         self._restorer.begin(sequence, self._wake, may_wait=False)
         return not self._restorer.planned(sequence)
 
-    def in_the_way(self, sequence: Sequence, young: list[Sequence], *, needs_place: bool) -> list[Sequence]:
-        """Those of `young` that have to leave so that there are cells for it in one context: as few as it takes, none
-        if all of them are not enough. `needs_place`: one at least."""
-        best: list[Sequence] = []
-        for place in self._places.all:
-            staying = list(place.residents.values())
-            going: list[Sequence] = []
-            for other in young:
-                if self._has_room(sequence, staying, 0):
-                    break
-                if other in staying:
-                    staying.remove(other)
-                    going.append(other)
-            if not self._has_room(sequence, staying, 0):
-                continue
-            if not going:
-                if not needs_place:
-                    continue  # its ids are out
-                going = young[:1]
-            if not best or len(going) < len(best):
-                best = going
-        return best
+    def make_way(self, sequence: Sequence, residents: Residents) -> list[Sequence]:
+        """Background requests, the youngest, that have to leave so that there is a place and cells for it: as few as it
+        takes, none if all of them are not enough.
+
+        One that came so long before that it would have its turn first now stays, but where somebody waits for a voice.
+        """
+        own = head_start(sequence.request.priority)
+
+        def may_go(other: Sequence) -> bool:
+            aged = other.urgency + AGEING * (sequence.request.arrived - other.request.arrived)
+            return other.urgency < min(0.0, own) and other.displaced < _DISPLACED and (own > 0 or aged < own)
+
+        young = [other for other in reversed(list(residents)) if may_go(other)]
+        found = [self._in_the_way(sequence, place, young, residents.is_full) for place in self._places.all]
+        return min((going for going in found if going), key=len, default=[])
+
+    def _in_the_way(self, sequence: Sequence, place: Place, young: list[Sequence], is_full: bool) -> list[Sequence]:
+        """Those of `young` that have to leave so that it can enter `place`; `is_full`: one at least, from anywhere."""
+        staying, going = list(place.residents.values()), list[Sequence]()
+        for other in young:
+            if self._has_room(sequence, staying, 0):
+                break
+            if other in staying:
+                staying.remove(other)
+                going.append(other)
+        if not self._has_room(sequence, staying, 0):
+            return []
+        return going or (young[:1] if is_full else [])
 
     def find_place(self, sequence: Sequence) -> tuple[Place | None, Sequence | None, int]:
         """Where it costs least and has room now, whose first cells it can use there, and how many."""
@@ -111,7 +119,7 @@ class Queue:
             source, count = None, 0
             if self._sharer is not None and place.residents and not (sequence.no_lookup or sequence.must_compute):
                 source, count = self._sharer.find(sequence, place.residents.values())
-            cost = self._places.cost(place, sequence, count)
+            cost = self._places.cost(place, sequence, count, self._in_use(place.residents.values()))
             if cost < least and self._has_room(sequence, place.residents.values(), count):
                 best, least = (place, source, count), cost
         return best
@@ -121,9 +129,12 @@ class Queue:
         if not residents:
             return True
         needed = len(sequence.tokens) + BLOCK_TOKENS - shared
+        return self._in_use(residents) + needed <= self._places.n_ctx
+
+    def _in_use(self, residents: Collection[Sequence]) -> int:
+        """Cells that they use, or will for what is not computed yet; shared ones count once."""
         coming = sum(len(other.tokens) - other.n_past for other in residents)
-        used = self._cells.used({other.seq_id: other.n_past for other in residents})
-        return used + coming + needed <= self._places.n_ctx
+        return self._cells.used({other.seq_id: other.n_past for other in residents}) + coming
 
     def blocks_others(self, sequence: Sequence, now: float) -> bool:
         """It has waited for cells for so long that nobody smaller may pass it."""

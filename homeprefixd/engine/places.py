@@ -69,10 +69,11 @@ class Places:
         """Time that was spent in llama.cpp."""
         return sum(place.context.native_seconds for place in self.all)
 
-    def cost(self, place: Place, sequence: Sequence, shared: int) -> float:
+    def cost(self, place: Place, sequence: Sequence, shared: int, used: int) -> float:
         """What `sequence` costs in `place`, over its life, more than running alone with all its prompt known.
 
-        In cells that a token of decode looks at. `shared`: how many tokens of it are in cells of `place` already.
+        In cells that a token of decode looks at. `used`: cells that those in `place` use or will, for their prompts;
+        `shared`: of them, those that have tokens of it.
         """
         request, tokens = sequence.request, len(sequence.tokens)
         reply = min(request.max_tokens, _LONG_REPLY) if request.max_tokens >= 0 else _REPLY
@@ -80,7 +81,7 @@ class Places:
         computing = missing * _PREFILL_CALL * self._weights_in_cells
         if not place.residents:
             return computing
-        others = sum(len(other.tokens) for other in place.residents.values()) - shared
+        others = used - shared
         each = others + len(place.residents) * (tokens - shared)
         alike = any(other.request.lora == request.lora for other in place.residents.values())
         saved = self._weights_in_cells if alike else -_SWITCH * self._weights_in_cells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,6 +14,8 @@ from .sequence import Phase, Sequence
 from .shares import AGEING, Shares
 
 _SMOOTH = 0.3  # weight of the newest call in the mean rate
+_SIDE = 1 / 6  # of its distance that a background request is behind here: a short one costs others little
+_MOST_OWED = 2.0  # seconds, either way: what was long ago does not count
 _FULL = 0.75  # of the tokens that fit: a call that says whether more would
 _MORE = 1.25  # times as many tokens as the last call's rate says are tried
 
@@ -37,22 +40,30 @@ class Prefills:
         self._shares, self._counters, self._gate = shares, counters, gate
         self._rate = 0.0  # tokens per second
         self._fits = 0.0  # tokens of a call that takes `max_stall`; 0: not known
+        self._due: Sequence | None = None  # whose turn it is by age, where that is not the one with the least to do
+        self._owed = 0.0  # seconds that others had more than those whose turn it was
 
     def choose(self, residents: Iterable[Sequence]) -> Sequence | None:
-        """The one with the least to do, with ageing, so that a cached prompt is not kept waiting by a long one."""
-        best, best_worth = None, 0.0
+        """The one with the least to do, so that a cached prompt is not kept waiting by a long one; but half of the time
+        belongs to the one whose turn it would be with ageing, so that those do not keep it waiting for ever.
+        """
         now = time.perf_counter()
+        # Slower than prompts are computed, else all would have their turn as they came.
+        ageing = self._rate / 2 or AGEING
+        quick = due = None
+        least = first = math.inf
         for sequence in residents:
-            if sequence.phase is Phase.PREFILL:
-                left = len(sequence.tokens) - sequence.n_past
-                # Slower than prompts are computed, else all would have their turn as they came. A class is ahead by as
-                # many seconds as in the queue.
-                ageing = self._rate / 2 or AGEING
-                waited = now - sequence.request.arrived + sequence.urgency / AGEING
-                worth = left - ageing * waited
-                if best is None or worth < best_worth:
-                    best, best_worth = sequence, worth
-        return best
+            if sequence.phase is not Phase.PREFILL:
+                continue
+            left, urgency = len(sequence.tokens) - sequence.n_past, sequence.urgency
+            cost = left - (urgency if urgency > 0 else _SIDE * urgency)
+            if cost < least:
+                quick, least = sequence, cost
+            worth = left - ageing * (now - sequence.request.arrived + urgency / AGEING)
+            if worth < first:
+                due, first = sequence, worth
+        self._due = due if due is not quick else None
+        return due if self._owed > 0 else quick
 
     def longest(self, *, beside_others: bool) -> int:
         """Tokens of the longest call now: nobody, also one that arrives meanwhile, waits much longer for it."""
@@ -74,6 +85,9 @@ class Prefills:
     def account(self, sequence: Sequence, end: int, seconds: float) -> None:
         """`sequence` was computed up to `end` in one call that took `seconds`."""
         start, count = sequence.n_past, end - sequence.n_past
+        if self._due is not None:
+            owed = self._owed + (-seconds if sequence is self._due else seconds)
+            self._owed = min(max(owed, -_MOST_OWED), _MOST_OWED)
         on_grid = start % BLOCK_TOKENS == 0 and count % BLOCK_TOKENS == 0
         if count >= SHORTEST_CALL:
             self._learn(count, seconds)

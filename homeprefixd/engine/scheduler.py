@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -37,16 +38,14 @@ from .restoring import Restorer
 from .sampling import Sampler
 from .saving import Saver
 from .sequence import Phase, Sequence
-from .shares import AGEING, Shares, head_start
+from .shares import Shares, head_start
 from .sharing import Sharer
 
 logger = logging.getLogger(__name__)
 
 _IDLE = 0.05  # seconds between looks at what has no wake-up of its own (patience that ends) while something waits
 _RESTORE_SHARE = 0.25  # of `max_stall`: importing per step while others decode
-_HOLES = 2048  # cells without use below the highest one, which attention still looks at, that are worth closing
 _STEPS_OF_A_SET = 4  # of decode, before those with other adapters in the same context have their turn
-_DISPLACED = 3  # times that one request makes way for more urgent ones, at most
 
 
 @dataclass(frozen=True)
@@ -182,8 +181,7 @@ class Engine:
         self._steps += 1
         if self._inbox:
             self._take_inbox()
-        if self._queue.waiting:
-            self._admit()
+        self._admit()
         if not self._residents:
             return False
         self._close_holes()
@@ -221,7 +219,10 @@ class Engine:
     def _admit(self) -> None:
         now = time.perf_counter()
         residents = self._residents
-        if residents.is_full and all(other.urgency >= 0 for other in residents):
+        for sequence in (*residents, *self._queue.waiting):  # what was lent is given back; who still waits lends again
+            sequence.urgency = head_start(sequence.request.priority)
+        most = max((sequence.urgency for sequence in self._queue.waiting), default=-math.inf)
+        if residents.is_full and all(other.urgency >= most for other in residents):
             return
         for sequence in self._queue.order(now):
             if self._queue.is_behind(sequence, residents):
@@ -238,21 +239,8 @@ class Engine:
             self._enter(sequence, place, now, source, count)
 
     def _displace(self, sequence: Sequence) -> bool:
-        """Set background requests aside, the youngest, as many as it takes that there is a place and cells for it.
-        False: nobody is, as that would not do.
-
-        One that came so long before that it would have its turn first now stays, but where somebody waits for a voice.
-        """
-        own = head_start(sequence.request.priority)
-
-        def may_go(other: Sequence) -> bool:
-            aged = other.urgency + AGEING * (sequence.request.arrived - other.request.arrived)
-            return other.urgency < min(0.0, own) and other.displaced < _DISPLACED and (own > 0 or aged < own)
-
-        young = [other for other in reversed(list(self._residents)) if may_go(other)]
-        if not young:
-            return False
-        going = self._queue.in_the_way(sequence, young, needs_place=self._residents.is_full)
+        """Set those aside that make way for it. False: nobody does."""
+        going = self._queue.make_way(sequence, self._residents)
         for other in going:
             other.displaced += 1
             self._set_aside(other)
@@ -484,22 +472,12 @@ class Engine:
         restorer.clear(sequence.seq_id)
 
     def _close_holes(self) -> None:
-        """One is left of many, perhaps in high cells: it leaves and comes back to the first ones.
-
-        Each step costs as if all cells up to the highest were in use: 6,600 unused ones make decoding a third slower
-        (the design's figure).
-        """
+        """Whoever is left in high cells comes back to the first ones."""
         if self._restorer is None or not self._restorer.connected or self._queue.waiting:
             return  # with others that wait, it would be one of them
-        for place in self._places.all:
-            if len(place.residents) != 1:
-                continue
-            (sequence,) = place.residents.values()
-            holes = place.peak - sequence.n_past
-            stays = sequence.phase is Phase.DECODE and sequence.request.cache and not sequence.no_save
-            if stays and holes >= max(_HOLES, sequence.n_past):
-                self.counters["holes_closed"] += 1
-                self._set_aside(sequence)
+        for sequence in self._residents.left_high():
+            self.counters["holes_closed"] += 1
+            self._set_aside(sequence)
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
         """Its reply ends. Whatever goes wrong here, its client is told of an end, once."""

@@ -153,7 +153,7 @@ def test_models_with_edges_share_nothing(run: Run, tiny: Tiny, tokens: Tokens) -
 def test_who_is_left_in_high_cells_moves_to_the_first(
     run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homeprefixd.engine.scheduler._HOLES", 500)
+    monkeypatch.setattr("homeprefixd.engine.residents._HOLES", 500)
     logits = Logits(monkeypatch)
     running = run(tiny("qwen3"), ctx=2048, pool=4096)
     running.known()
@@ -241,7 +241,6 @@ def test_who_has_waited_for_long_goes_first(
 ) -> None:
     """Of classes that are one step apart, with a second's waiting worth so much that a moment makes up for it."""
     monkeypatch.setattr("homeprefixd.engine.admission.AGEING", 1e9)
-    monkeypatch.setattr("homeprefixd.engine.scheduler.AGEING", 1e9)  # nor is it set aside again
     running = run(tiny("llama"), parallel=1)
     running.known()
     first = streaming(running, tokens(100), 200)
@@ -255,7 +254,7 @@ def test_who_has_waited_for_long_goes_first(
 def test_who_has_waited_for_long_does_not_make_way_for_a_chat(
     run: Run, tiny: Tiny, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, priority: str, stays: bool
 ) -> None:
-    monkeypatch.setattr("homeprefixd.engine.scheduler.AGEING", 1e9)
+    monkeypatch.setattr("homeprefixd.engine.admission.AGEING", 1e9)
     running = run(tiny("llama"), parallel=1)
     running.known()
     slow = running.start(tokens(100), 200, priority="background")
@@ -295,6 +294,17 @@ def test_a_prefix_that_someone_urgent_waits_for_is_urgent(
     urgent = running.start([*shared, 2], 2, priority="interactive")
     order = order_of_ends(running, [background, normal, urgent])
     assert order[-1] == normal
+
+
+def test_a_prefix_is_urgent_for_as_long_as_someone_waits_for_it(run: Run, demo_model: Path, tokens: Tokens) -> None:
+    running = run(demo_model, batch=64, ctx=2048, parallel=3)
+    running.known()
+    shared = tokens(130)
+    background = running.start([*shared, *tokens(600, 5)], 2, priority="background")
+    running.wait(lambda: running.of(background, Progress))
+    normal = running.start(tokens(700, 1), 2)
+    urgent = running.start([*shared, 2], 2, priority="interactive")
+    assert order_of_ends(running, [background, normal, urgent]) == [urgent, normal, background]
 
 
 def test_calls_are_short_from_the_start_of_a_long_prompt(

@@ -125,8 +125,48 @@ def test_a_cached_prompt_does_not_wait_for_a_long_one_that_came_before() -> None
     made.account(long, 64, 0.64)
     assert made.choose([long, short]) is short
     assert made.choose([short, waiting(2000, now - 1, urgency=6000.0, done=1970)]) is not short
-    ancient = waiting(3900, now - 100)
-    assert made.choose([ancient, short]) is ancient
+
+
+def test_short_prompts_and_one_whose_turn_it_is_have_half_of_the_time_each() -> None:
+    made = Prefills(512, 0.5, Shares(), defaultdict(float), exact=False, gate=None)
+    now = time.perf_counter()
+    ancient, seconds = waiting(3900, now - 100), {True: 0.0, False: 0.0}
+    made.account(waiting(1000, now), 64, 0.64)
+    for index in range(60):
+        chosen = made.choose([ancient, waiting(40, now - 1), waiting(3000, now - 1)])
+        assert chosen is not None
+        if not index:
+            assert len(chosen.tokens) == 40
+        took = 0.4 if chosen is ancient else 0.1
+        seconds[chosen is ancient] += took
+        made.account(chosen, chosen.n_past + (40 if chosen is ancient else len(chosen.tokens)), took)
+    assert 0.4 < seconds[True] / (seconds[True] + seconds[False]) < 0.6
+
+
+def test_what_was_long_ago_is_not_owed() -> None:
+    made = Prefills(512, 0.5, Shares(), defaultdict(float), exact=False, gate=None)
+    now = time.perf_counter()
+    made.account(waiting(1000, now), 64, 0.64)
+    ancient, short = waiting(3900, now - 1000), waiting(40, now - 1)
+    for _ in range(20):
+        assert made.choose([ancient]) is ancient
+        made.account(ancient, ancient.n_past + 64, 0.64)
+    assert made.choose([ancient, short]) is short
+
+
+def test_a_short_background_prompt_is_computed_before_a_long_one() -> None:
+    made = Prefills(512, 0.5, Shares(), defaultdict(float), exact=False, gate=None)
+    now = time.perf_counter()
+    title, long, chat = waiting(300, now, head_start("background")), waiting(3900, now), waiting(1000, now)
+    voice = waiting(3000, now, head_start("interactive"))
+    found = []
+    residents = [title, long, chat, voice]
+    while residents:
+        chosen = made.choose(residents)
+        assert chosen is not None
+        residents.remove(chosen)
+        found.append(chosen)
+    assert found == [voice, chat, title, long]
 
 
 def test_shared_cells_are_counted_once() -> None:

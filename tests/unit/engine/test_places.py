@@ -52,7 +52,9 @@ def put(place: Place, tokens: int) -> None:
 
 
 def cheapest(found: Places, wanted: Sequence, shared: dict[int, int] | None = None) -> int:
-    costs = [found.cost(place, wanted, (shared or {}).get(index, 0)) for index, place in enumerate(found.all)]
+    """Where nobody there shares with another."""
+    used = [sum(len(there.tokens) for there in place.residents.values()) for place in found.all]
+    costs = [found.cost(place, wanted, (shared or {}).get(at, 0), used[at]) for at, place in enumerate(found.all)]
     return costs.index(min(costs))
 
 
