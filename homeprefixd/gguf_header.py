@@ -1,7 +1,7 @@
 """The head of a GGUF file: a few of its metadata, to judge a model's size before it is loaded, and where tensors lie.
 
 Reads no model's weights, and trusts nothing: a wrong count or length is a ModelError, never more work than the file is
-long. Any process may ask.
+long, nor more than seconds: holes cost a disk nothing, so a file may be as long as it likes. Any process may ask.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ F32 = 0
 _MOST_IN_A_BYTE = 8  # numbers: no type has less than a bit for each
 
 _MAX_KEY = 1 << 16  # bytes of a name
+_MAX_TEXTS = 1 << 22  # in all arrays together: vocabularies have up to 262,144, and merges twice that; seconds to walk
+_MAX_NUMBER = 1 << 64  # of what is kept
 _KEPT_TEXT = 1024  # bytes of a text that is kept; others are skipped
 _KEPT_TEMPLATE = 1 << 20  # bytes, of a chat template
 _KEPT_NUMBERS = 1024  # of an array that is kept, one for each layer
@@ -106,6 +108,7 @@ class _Reader:
         self._file = file
         self._size = size
         self._tensors = 0
+        self._texts = 0  # walked over so far, in arrays
 
     def head(self, wanted: Callable[[str], bool]) -> tuple[dict[str, Value], int]:
         metadata = self.metadata(lambda name: name == _ALIGNMENT or wanted(name))
@@ -183,12 +186,18 @@ class _Reader:
             raise _DamagedError("an array of arrays")
         form = self._format(kind)
         if keep and count <= _KEPT_NUMBERS:
-            return [int(self._number(form)) for _ in range(count)]
+            numbers = [int(number) for number in self._numbers(f"{count}{form}")]
+            if any(abs(number) > _MAX_NUMBER for number in numbers):  # of floats, which can be what no float is again
+                raise _DamagedError("a number that is too large")
+            return numbers
         self._skip(count * struct.calcsize(f"<{form}"))
         return None
 
     def _skip_texts(self, count: int) -> None:
         """A vocabulary has hundreds of thousands: most are read, which takes a quarter of the time of jumping."""
+        self._texts += count
+        if self._texts > _MAX_TEXTS:
+            raise _DamagedError(f"it announces {self._texts} texts in arrays")
         for _ in range(count):
             length = int.from_bytes(self._take(8), "little")
             if length > _KEPT_TEXT:
@@ -211,8 +220,10 @@ class _Reader:
         return length
 
     def _number(self, form: str) -> int | float | bool:
-        value: int | float | bool = struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}")))[0]
-        return value
+        return self._numbers(form)[0]
+
+    def _numbers(self, form: str) -> tuple[int | float | bool, ...]:
+        return struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}")))
 
     def _take(self, count: int) -> bytes:
         data = self._file.read(count)

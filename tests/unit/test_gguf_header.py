@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,31 @@ def test_nothing_that_is_written_there_is_believed(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_none(tmp_path: Path) -> None:
-    heads = pair("llama.attention.head_count_kv", 9, struct.pack("<IQf", 6, 1, float("nan")))
-    with pytest.raises(ModelError, match=r"x\.gguf is damaged"):
-        read_details(write(tmp_path, header(heads)))
+    for number in (float("nan"), float("inf"), -1e308, 1e308):
+        heads = pair("llama.attention.head_count_kv", 9, struct.pack("<IQ100d", 12, 100, *[number] * 100))
+        with pytest.raises(ModelError, match=r"x\.gguf is damaged"):
+            guess_memory(ModelSpec("x", write(tmp_path, header(heads)), 0, 10), 1 << 20)
+
+
+def sparse(path: Path, texts: int, arrays: int = 1) -> Path:
+    """A file whose metadata are arrays of so many empty texts, which lie in holes."""
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, arrays))
+        for _ in range(arrays):
+            file.write(pair("a", 9, struct.pack("<IQ", 8, texts)))
+            file.seek(8 * texts, 1)
+        file.write(bytes(8))
+    return path
+
+
+def test_what_lies_in_holes_takes_seconds_at_most(tmp_path: Path) -> None:
+    """A disk gives room for 10**9 empty texts to a file of a kilobyte, and walking over them took 20 minutes."""
+    for texts, arrays in ((10**9, 1), (10**5, 1000)):
+        began = time.process_time()
+        with pytest.raises(ModelError, match=r"x\.gguf is damaged \(it announces \d+ texts in arrays\)"):
+            read_details(sparse(tmp_path / "x.gguf", texts, arrays))
+        assert time.process_time() - began < 15
+    assert read_details(sparse(tmp_path / "x.gguf", 10**6)) == {}  # more than any vocabulary has
 
 
 def test_more_of_the_head(tmp_path: Path, demo_model: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from homeprefixd.api.observed import Observations, ObservedBackend
 from homeprefixd.api.records import Records
-from homeprefixd.config import Config, ModelConfig
+from homeprefixd.config import AdapterConfig, Config, ModelConfig, ModelsConfig
 from homeprefixd.errors import HomeprefixdError, ModelError, NotFoundError, UnavailableError
 from homeprefixd.frames.worker import Delta, Tokenize
 from homeprefixd.models.catalog import Catalog, ModelSpec
@@ -299,3 +300,41 @@ async def test_a_folder_is_looked_through_again(house: House, tmp_path: Path, mo
         (tmp_path / f"{name}.gguf").unlink()
     await pool.unload("two")
     await until(lambda: [known.alias for known in pool.known()] == ["one", "three"])
+
+
+def pairs(*given: tuple[str, int, bytes]) -> bytes:
+    """A GGUF file of these metadata: name, number of the type, value."""
+    told = [
+        struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value for name, kind, value in given
+    ]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(told)) + b"".join(told)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e308])
+async def test_numbers_that_are_none_are_one_models_fault(house: House, tmp_path: Path, number: float) -> None:
+    """At the start, found later, and as an adapter."""
+    arch = "general.architecture", 8, struct.pack("<Q", 5) + b"llama"
+    array = struct.pack("<IQd", 12, 1, number)
+    (tmp_path / "kind.gguf").write_bytes(pairs(("general.type", 9, array)))
+    (tmp_path / "one.gguf").write_bytes(pairs(arch))
+    entry = ModelConfig(
+        path=str(tmp_path / "one.gguf"), adapters=[AdapterConfig("style", str(tmp_path / "kind.gguf"))], ctx=512
+    )
+    other = ModelConfig(path=str(tmp_path / "kind.gguf"), ctx=512)
+    catalog = Catalog.from_config(ModelConfig(path="none"), ModelsConfig(dir=str(tmp_path), entries=(entry, other)))
+    budget = Budget(1 << 30, 1 << 30, strict=True)
+    load = lambda spec: load_frame(spec, Config(), cores=2, memory=1 << 20)  # noqa: E731
+    pool = Pool(catalog, load, fake("worker"), os.environ, None, budget=budget, backoff=lambda: Backoff(first=0.05))
+    house.pools.append(pool)
+    pool.start()
+    await pool.first_loads()
+    assert "one" in [known.alias for known in pool.known()]
+    (tmp_path / "heads.gguf").write_bytes(pairs(arch, ("llama.attention.head_count", 9, array)))
+    (tmp_path / "later.gguf").write_bytes(pairs(("general.type", 9, array)))
+    with pytest.raises(ModelError, match=r"heads\.gguf is damaged"):
+        await pool.load("heads")
+    assert {known.alias: known.state for known in pool.known()}["heads"] == "error"
+    assert "later" in [known.alias for known in pool.known()]
+    problem = load(catalog.resolve("one")).adapters[0].problem
+    assert "kind.gguf is" in problem
+    assert await words(pool, "one", "say x") == ["x"]
