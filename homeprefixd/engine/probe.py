@@ -3,6 +3,13 @@
 llama.cpp ends the process where a memory cannot do what it is asked for, or a file is not what it should be; so that is
 tried where it harms nobody. The outcome is remembered by what the file says of itself (its first megabytes and its
 size), not by its path. Loads nothing of llama.cpp; the process's own side is `probing.py`.
+
+What a file says of itself is whole long before the file is: one that is being copied may have its full size from the
+start. To read all of it would take a first start minutes. So each outcome is kept with the identity of the files that
+it was found with, which costs nothing, and does not hold once they were written again. A good one also holds for
+another file that says the same (a copy, or after a restart that numbers its disks anew), since it depends on what the
+head says; a bad one may come of the rest, so that such a file is tried for itself. What was written during the trial is
+not judged at all.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from ..frames.worker import AdapterFile, LoadModel
 from ..kept_files import one_at_a_time, read_kept, write_kept
 from ..last_loads import HEAD
 from ..supervise import Exit, child_environment, module_command
+from .model_files import FileIdentity, file_identity, model_files
 
 MEMO = "probes.json"
 ADAPTERS_MEMO = "adapters.json"
@@ -43,16 +51,65 @@ _MOST = 1 << 20  # bytes of a file that can be ours
 _WAYS = 2  # another number when outcomes may be others than before
 _WORDS = 40  # last lines
 
-Remembered = TypeVar("Remembered")
+Files = tuple[FileIdentity, ...]
+"""What an outcome was found with: all parts of the model, and the adapter that was tried."""
 
 logger = logging.getLogger(__name__)
+
+Mode = Literal["blocks", "blocks with edges", "whole sequence", "off"]
 
 
 class Outcome(NamedTuple):
     """`mode` as in `ModelInfo.cache_mode`; `reason` says why it is off, or not in blocks."""
 
-    mode: Literal["blocks", "blocks with edges", "whole sequence", "off"]
+    mode: Mode
     reason: str = ""
+
+
+class _KeptOutcome(NamedTuple):
+    """As it is in the memo; without files if it is older than that they are kept."""
+
+    mode: Mode
+    reason: str = ""
+    files: Files = ()
+
+    @property
+    def good(self) -> bool:
+        return self.mode != "off"
+
+
+class _KeptProblem(NamedTuple):
+    """Of an adapter; "" for none."""
+
+    problem: str
+    files: Files = ()
+
+    @property
+    def good(self) -> bool:
+        return not self.problem
+
+
+Kept = TypeVar("Kept", _KeptOutcome, _KeptProblem)
+
+
+def _holds(kept: _KeptOutcome | _KeptProblem | None, files: Files) -> bool:
+    """Whether what was found then is true of these files; see above."""
+    if kept is None or kept.files == files:
+        return kept is not None
+    written = any(old[:2] == new[:2] and old != new for old, new in zip(kept.files, files, strict=False))
+    return kept.good and not written
+
+
+def _identities(*paths: Path) -> Files:
+    """Raises OSError."""
+    return tuple(file_identity(path) for path in paths)
+
+
+def _written_since(files: Files, *paths: Path) -> bool:
+    try:
+        return _identities(*paths) != files
+    except OSError:
+        return True
 
 
 def probe(load: LoadModel, directory: Path) -> Outcome | None:
@@ -61,20 +118,23 @@ def probe(load: LoadModel, directory: Path) -> Outcome | None:
     None: it could not be found out now. Raises ModelError if llama.cpp dies of loading it.
     """
     memo = directory / MEMO
+    parts = model_files(Path(load.path))
     try:
-        key = _key(load)
+        files, key = _identities(*parts), _key(load)
     except OSError:
         return None  # loading it says more
-    known = _remembered(memo, Outcome).get(key)
-    if known is not None:
-        return known
+    known = _remembered(memo, _KeptOutcome).get(key)
+    if known is not None and _holds(known, files):
+        return Outcome(known.mode, known.reason)
     began = time.monotonic()
     outcome = _run(load)
-    if outcome is not None:
-        logger.info(
-            "%s was probed in %.1f s: %s", load.path, time.monotonic() - began, ": ".join(filter(None, outcome))
-        )
-        _remember(memo, {key: outcome})
+    if outcome is None:
+        return None
+    if _written_since(files, *parts):
+        logger.info("%s was written while it was probed, so nothing is known of it: %s", load.path, outcome.mode)
+        return None
+    logger.info("%s was probed in %.1f s: %s", load.path, time.monotonic() - began, ": ".join(filter(None, outcome)))
+    _remember(memo, {key: _KeptOutcome(*outcome, files)})
     return outcome
 
 
@@ -83,39 +143,47 @@ def probe_adapters(load: LoadModel, directory: Path) -> list[AdapterFile]:
     if not load.adapters:
         return []
     memo = directory / ADAPTERS_MEMO
+    parts = model_files(Path(load.path))
     try:
-        model = _key(load)
+        files, model = _identities(*parts), _key(load)
     except OSError:
         return load.adapters  # loading the model says more
-    known = _remembered(memo, str)
-    keys = [_adapter_key(model, file) for file in load.adapters]
+    kept = _remembered(memo, _KeptProblem)
+    keys = [_adapter_key(model, files, file) for file in load.adapters]
+    known = {key: kept[key].problem for key, own in keys if key in kept and _holds(kept[key], own)}
     untried = [
-        (key, file)
-        for key, file in zip(keys, load.adapters, strict=True)
+        (key, own, file)
+        for (key, own), file in zip(keys, load.adapters, strict=True)
         if key and key not in known and not file.problem
     ]
     while untried:
-        found = _run_adapters(load, [file for _, file in untried])
+        found = _run_adapters(load, [file for _, _, file in untried])
         if not found:
             break  # it cannot be found out now
-        new = dict(zip([key for key, _ in untried], found, strict=False))
-        known |= new
-        _remember(memo, new)
+        tried = list(zip(untried, found, strict=False))
+        known |= {key: problem for (key, _, _), problem in tried}
+        new = {
+            key: _KeptProblem(problem, own)
+            for (key, own, file), problem in tried
+            if not _written_since(own, *parts, Path(file.path))
+        }
+        if new:
+            _remember(memo, new)
         untried = untried[len(found) :]
     return [
         msgspec.structs.replace(file, problem=file.problem or known.get(key, ""))
-        for key, file in zip(keys, load.adapters, strict=True)
+        for (key, _), file in zip(keys, load.adapters, strict=True)
     ]
 
 
-def _adapter_key(model: str, file: AdapterFile) -> str:
-    """ "" if it cannot be read."""
+def _adapter_key(model: str, parts: Files, file: AdapterFile) -> tuple[str, Files]:
+    """And what it is tried with. "" if it cannot be read."""
     try:
         with open(file.path, "rb") as opened:
-            head, size = opened.read(HEAD), os.fstat(opened.fileno()).st_size
+            own, head = file_identity(opened.fileno()), opened.read(HEAD)
     except OSError:
-        return ""
-    return f"{hashlib.sha256(head).hexdigest()} {size} {model}"
+        return "", ()
+    return f"{hashlib.sha256(head).hexdigest()} {own[2]} {model}", (*parts, own)
 
 
 def _run_adapters(load: LoadModel, files: list[AdapterFile]) -> list[str]:
@@ -185,7 +253,7 @@ def _process(load: LoadModel, *arguments: str) -> subprocess.CompletedProcess[by
         return None
 
 
-def _remembered(memo: Path, kind: type[Remembered]) -> dict[str, Remembered]:
+def _remembered(memo: Path, kind: type[Kept]) -> dict[str, Kept]:
     try:
         found = msgspec.json.decode(read_kept(memo, _MOST), type=dict[str, msgspec.Raw])
     except FileNotFoundError:
@@ -193,7 +261,7 @@ def _remembered(memo: Path, kind: type[Remembered]) -> dict[str, Remembered]:
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         logger.info("%s cannot be read, models are probed again: %s", memo, error)
         return {}
-    known: dict[str, Remembered] = {}
+    known: dict[str, Kept] = {}
     for key, entry in found.items():
         try:
             known[key] = msgspec.json.decode(entry, type=kind)
@@ -202,7 +270,7 @@ def _remembered(memo: Path, kind: type[Remembered]) -> dict[str, Remembered]:
     return known
 
 
-def _remember(memo: Path, new: dict[str, Remembered]) -> None:
+def _remember(memo: Path, new: dict[str, Kept]) -> None:
     try:
         with one_at_a_time(memo.parent):
             known = {**_remembered(memo, type(next(iter(new.values())))), **new}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from homeprefixd.engine import probe as probing
 from homeprefixd.engine.probe import MEMO, Outcome, probe
 from homeprefixd.errors import ModelError
-from homeprefixd.frames.worker import AdapterFile
+from homeprefixd.frames.worker import AdapterFile, LoadModel
 from tests.integration.engine.running import Running, load_frame
 from tests.tiny_lora import make_lora
 
@@ -47,7 +48,88 @@ def test_the_outcome_is_remembered_by_content(
 def test_a_damaged_memo_is_no_memo(small: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / MEMO).write_text('{"x": ["maybe"]}')
     assert probe(load_frame(small("llama")), tmp_path) == Outcome("blocks")
-    assert list(json.loads((tmp_path / MEMO).read_text()).values()) == [["blocks", ""]]
+    assert [one[:2] for one in json.loads((tmp_path / MEMO).read_text()).values()] == [["blocks", ""]]
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome, meanwhile: Callable[[], object] = int) -> list[int]:
+    """Probes that have these outcomes; what is returned grows by each that was asked for."""
+    asked: list[int] = []
+
+    def run(load: LoadModel) -> Outcome:
+        asked.append(len(asked))
+        meanwhile()
+        return outcomes[asked[-1]]
+
+    monkeypatch.setattr(probing, "_run", run)
+    return asked
+
+
+OFF, BLOCKS = Outcome("off", "why"), Outcome("blocks")
+
+
+def test_a_model_that_was_not_whole_is_probed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its full size and its head from the start: only when it was written last says that it is another one."""
+    model = tmp_path / "m-00001-of-00002.gguf"
+    other = tmp_path / "m-00002-of-00002.gguf"
+    for part in (model, other):
+        part.write_bytes(b"GGUF" + bytes(100))
+    load = load_frame(model)
+    asked = scripted(monkeypatch, OFF, OFF, BLOCKS, BLOCKS)
+    assert [probe(load, tmp_path) for _ in range(2)] == [OFF, OFF]
+    assert len(asked) == 1
+    os.utime(other, ns=(1, 1))
+    assert [probe(load, tmp_path), len(asked)] == [OFF, 2]
+    os.utime(model, ns=(2, 2))
+    assert [probe(load, tmp_path) for _ in range(2)] == [BLOCKS, BLOCKS]
+    assert len(asked) == 3
+    os.utime(model, ns=(3, 3))
+    assert [probe(load, tmp_path), len(asked)] == [BLOCKS, 4]
+
+
+def test_what_was_written_while_it_was_probed_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF" + bytes(100))
+    scripted(monkeypatch, OFF, meanwhile=lambda: os.utime(model, ns=(1, 1)))
+    assert probe(load_frame(model), tmp_path) is None
+    scripted(monkeypatch, OFF, meanwhile=model.unlink)
+    assert probe(load_frame(model), tmp_path) is None
+    assert not (tmp_path / MEMO).exists()
+
+
+def test_a_copy_is_known_by_its_head_if_the_first_one_was_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, content in (("good", b"1"), ("bad", b"2")):
+        for folder in ("a", "b"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / f"{name}.gguf").write_bytes(b"GGUF" + content)
+    good, copy, bad, other = (load_frame(tmp_path / name) for name in ("a/good.gguf", "b/good.gguf", "a/bad.gguf",
+                                                                       "b/bad.gguf"))  # fmt: skip
+    asked = scripted(monkeypatch, BLOCKS, OFF, BLOCKS)
+    assert [probe(one, tmp_path) for one in (good, copy, bad, other)] == [BLOCKS, BLOCKS, OFF, BLOCKS]
+    assert len(asked) == 3
+
+
+def test_an_adapter_that_was_not_whole_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, file = tmp_path / "m.gguf", tmp_path / "a.gguf"
+    for path in (model, file):
+        path.write_bytes(b"GGUF" + bytes(100))
+    load = load_frame(model, adapters=[AdapterFile("a", str(file), 1.0)])
+    answers: list[tuple[str, Path | None]] = [("bad", None), ("bad", file), ("bad", model), ("", None)]
+
+    def run(load: LoadModel, files: list[AdapterFile]) -> list[str]:
+        problem, written = answers.pop(0)
+        if written is not None:
+            written.write_bytes(written.read_bytes())
+            os.utime(written, ns=(len(answers), len(answers)))
+        return [problem]
+
+    monkeypatch.setattr(probing, "_run_adapters", run)
+
+    def problem() -> str:
+        return probing.probe_adapters(load, tmp_path)[0].problem
+
+    assert [problem(), problem(), len(answers)] == ["bad", "bad", 3]
+    os.utime(file, ns=(7, 7))
+    assert [problem(), problem(), problem(), problem(), len(answers)] == ["bad", "bad", "", "", 0]
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
