@@ -45,6 +45,10 @@ ADAPTERS = "--adapters"
 LOADED = "loaded"
 """What the process says first, on a line of its own; then its outcome as JSON."""
 
+_OF_ITSELF = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
+"""What llama.cpp dies of. Other signals come from outside: the daemon ends, memory is out, somebody wants it so; SIGBUS
+is a disk that cannot be read, or a file that was cut while it was mapped."""
+
 _SECONDS = 900.0
 _REMEMBERED = 200
 _MOST = 1 << 20  # bytes of a file that can be ours
@@ -127,14 +131,15 @@ def probe(load: LoadModel, directory: Path) -> Outcome | None:
     if known is not None and _holds(known, files):
         return Outcome(known.mode, known.reason)
     began = time.monotonic()
-    outcome = _run(load)
+    outcome, for_good = _run(load)
     if outcome is None:
         return None
     if _written_since(files, *parts):
         logger.info("%s was written while it was probed, so nothing is known of it: %s", load.path, outcome.mode)
         return None
     logger.info("%s was probed in %.1f s: %s", load.path, time.monotonic() - began, ": ".join(filter(None, outcome)))
-    _remember(memo, {key: _KeptOutcome(*outcome, files)})
+    if for_good:
+        _remember(memo, {key: _KeptOutcome(*outcome, files)})
     return outcome
 
 
@@ -192,7 +197,7 @@ def _run_adapters(load: LoadModel, files: list[AdapterFile]) -> list[str]:
     if done is None or LOADED not in (lines := done.stdout.decode("utf-8", "replace").splitlines()):
         return []
     found = [msgspec.json.decode(line, type=str) for line in lines[1:]]
-    if done.returncode < 0 and done.returncode != -signal.SIGKILL and len(found) < len(files):
+    if _died(done) and len(found) < len(files):
         words = tuple(done.stderr.decode("utf-8", "replace").splitlines()[-_WORDS:])
         found.append(f"llama.cpp dies of it ({Exit(done.returncode, words)}).")
     return found
@@ -212,18 +217,18 @@ def _types(load: LoadModel) -> str:
     return load.kv_type if load.kv_type_v in ("", load.kv_type) else f"{load.kv_type}/{load.kv_type_v}"
 
 
-def _run(load: LoadModel, whole: bool = False) -> Outcome | None:
-    """`whole`: it died of the state cut into blocks."""
+def _run(load: LoadModel, whole: bool = False) -> tuple[Outcome | None, bool]:
+    """And whether it would be the same again. `whole`: it died of the state cut into blocks."""
     done = _process(load, *([WHOLE] if whole else []))
     if done is None:
-        return None
+        return None, False
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     if done.returncode == 0 and len(lines) == 2:
-        return msgspec.json.decode(lines[1], type=Outcome)
+        return msgspec.json.decode(lines[1], type=Outcome), True
     words = tuple(done.stderr.decode("utf-8", "replace").splitlines()[-_WORDS:])
-    if done.returncode >= 0 or done.returncode == -signal.SIGKILL:  # refused, or memory was out: loading it says more
+    if not _died(done):  # refused, or ended from outside: loading it says more
         logger.info("%s was not probed: %s", load.path, Exit(done.returncode, words))
-        return None
+        return None, done.returncode >= 0
     if LOADED not in lines:
         raise ModelError(
             f"{load.path} cannot be loaded: llama.cpp dies of it ({Exit(done.returncode, words)}). Download it again,"
@@ -232,8 +237,15 @@ def _run(load: LoadModel, whole: bool = False) -> Outcome | None:
         )
     logger.error("the probe of %s died: %s", load.path, " | ".join(words))
     reason = f"llama.cpp dies of restoring its state ({Exit(done.returncode, words)})"
-    found = None if whole else _run(load, whole=True)
-    return Outcome("whole sequence", reason) if found and found.mode == "whole sequence" else Outcome("off", reason)
+    if whole:
+        return Outcome("off", reason), True
+    found, for_good = _run(load, whole=True)
+    return Outcome("whole sequence" if found and found.mode == "whole sequence" else "off", reason), for_good
+
+
+def _died(done: subprocess.CompletedProcess[bytes]) -> bool:
+    """Whether it ended of what it did itself."""
+    return -done.returncode in _OF_ITSELF
 
 
 def _process(load: LoadModel, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:

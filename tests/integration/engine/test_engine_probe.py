@@ -55,10 +55,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome, meanwhile: Cal
     """Probes that have these outcomes; what is returned grows by each that was asked for."""
     asked: list[int] = []
 
-    def run(load: LoadModel) -> Outcome:
+    def run(load: LoadModel) -> tuple[Outcome, bool]:
         asked.append(len(asked))
         meanwhile()
-        return outcomes[asked[-1]]
+        return outcomes[asked[-1]], True
 
     monkeypatch.setattr(probing, "_run", run)
     return asked
@@ -157,6 +157,52 @@ def test_a_probe_that_dies_of_loading_is_the_models_fault(
     with pytest.raises(ModelError, match=r"GGML_ASSERT\(n > 0\) failed"):
         probe(load_frame(small("llama")), tmp_path)
     assert not (tmp_path / MEMO).exists()
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *programs: str) -> list[str]:
+    """Probes that are shell programs, one after the other; those that are left are returned."""
+    left = list(programs)
+    monkeypatch.setattr(probing, "module_command", lambda module: ["/bin/sh", "-c", left.pop(0)])
+    return left
+
+
+FROM_OUTSIDE = ["TERM", "KILL", "HUP", "INT", "BUS", "SYS"]
+ENDED = "echo loaded; kill -{} $$"
+DIED = "echo loaded; kill -ABRT $$"
+
+
+@pytest.mark.parametrize("name", FROM_OUTSIDE)
+def test_a_probe_that_is_ended_says_nothing_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    load = load_frame(tmp_path / "m.gguf")
+    ended, whole = ENDED.format(name), """echo loaded; echo '["whole sequence","it is not to be cut"]'"""
+    left = answering(monkeypatch, ended, f"kill -{name} $$", DIED, ended, DIED, whole, "no more")
+    assert [probe(load, tmp_path) for _ in range(2)] == [None, None]
+    found = probe(load, tmp_path)  # it died of blocks, and nobody knows of the whole
+    assert (found and found.mode, len(left)) == ("off", 3)
+    found = probe(load, tmp_path)
+    assert (found and found.mode, len(left)) == ("whole sequence", 1)
+    assert probe(load, tmp_path) == found
+
+
+@pytest.mark.parametrize("name", FROM_OUTSIDE)
+def test_a_trial_that_is_ended_says_nothing_of_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for file in "mab":
+        (tmp_path / f"{file}.gguf").write_bytes(b"GGUF" + file.encode())
+    files = [AdapterFile(one, str(tmp_path / f"{one}.gguf"), 1.0) for one in "ab"]
+    load = load_frame(tmp_path / "m.gguf", adapters=files)
+    fine = "echo loaded; echo '\"\"'; "
+    left = answering(
+        monkeypatch, f"{fine} kill -{name} $$", ENDED.format(name), "echo loaded; kill -SEGV $$", "no more"
+    )
+    assert [file.problem for file in probing.probe_adapters(load, tmp_path)] == ["", ""]
+    assert len(left) == 2  # the second was tried again, and that was ended, too
+    assert "dies of it (SIGSEGV)" in probing.probe_adapters(load, tmp_path)[1].problem
+    assert len(left) == 1
 
 
 @pytest.mark.parametrize("program", ["kill -KILL $$", "exit 3", "echo nonsense"])
