@@ -455,14 +455,13 @@ class Pool:
         )
 
     async def _wait_for_one(self, resident: Resident, others: list[Resident], deadline: float) -> None:
-        """Until the least recently used of `others` is idle; its new requests wait meanwhile. UnavailableError."""
+        """Until one of `others` is idle. New requests to the least recently used wait meanwhile. UnavailableError."""
         loading = [r.link.first for r in self._loaded() if r.link is not None and r is not resident and r.starting]
         left = deadline - asyncio.get_running_loop().time()
-        oldest = others[0] if others else None
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(asyncio.wait(loading))} if loading else set()
-        if oldest is not None:
-            oldest.closing = True
-            waits.add(asyncio.ensure_future(oldest.idle()))
+        waits |= {asyncio.ensure_future(r.idle()) for r in others}
+        if others and not any(r.closing for r in others):
+            others[0].closing = True
         try:
             if waits and left > 0:
                 done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)

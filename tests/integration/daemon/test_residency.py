@@ -185,6 +185,21 @@ async def test_a_model_in_use_is_not_unloaded(make: Make) -> None:
     assert states(pool) == "LUU"
 
 
+async def test_whichever_model_is_idle_first_makes_room(make: Make) -> None:
+    pool = make(room=2, patience=10.0)
+    long = asyncio.create_task(words(pool, "a", "wait 3"))
+    await until(lambda: pool.known()[0].requests == 1 and states(pool) == "LUU")
+    short = asyncio.create_task(words(pool, "b", "wait 0.5"))
+    await until(lambda: pool.known()[1].requests == 1 and states(pool) == "LLU")
+    assert await words(pool, "c", "say x") == ["x"]
+    assert short.done()
+    assert not long.done()
+    assert states(pool) == "LUL"
+    assert await words(pool, "a", "say meanwhile") == ["meanwhile"]  # it is not closed any more
+    assert not long.done()
+    await long
+
+
 async def test_waiting_for_memory_has_an_end(make: Make) -> None:
     pool = make(room=1, patience=0.3)
     running = asyncio.create_task(words(pool, "a", "wait 1.5"))
