@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
+from stat import S_ISREG
 
 from ..config import AdapterConfig, ModelConfig
 from ..errors import ModelError
@@ -37,8 +40,13 @@ def problem_of(path: Path) -> str:
 
 
 def adapters_bytes(settings: ModelConfig) -> int:
-    """Of the files that are there."""
-    return sum(path.stat().st_size for path in (Path(one.path) for one in settings.adapters) if path.is_file())
+    """Of the files that are there. Each may go at any time."""
+    found = 0
+    for adapter in settings.adapters:
+        with contextlib.suppress(OSError, ValueError):
+            stat = os.stat(adapter.path)
+            found += stat.st_size if S_ISREG(stat.st_mode) else 0
+    return found
 
 
 def name_of(alias: str, adapter: AdapterConfig) -> str:

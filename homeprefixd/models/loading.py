@@ -127,12 +127,15 @@ class Budget:
     strict: bool  # it was set by a person, so that even the only model must fit
 
     def pool(self, spec: ModelSpec) -> int:
-        """What a model's pool of cells may take where its size is left to us: a quarter of what its weights leave.
+        """What a model's pool of cells may take where its size is left to us: a quarter of what its weights leave, and
+        not more than is left of all beside its weights, its adapters and its worker.
 
-        At least a sixteenth of all, since a machine may be used that cannot hold its model.
+        At least a sixteenth of all, since a machine may be used that cannot hold its model; where a person has said
+        what there is, a smaller pool is better than to be refused, down to where it would hold next to nothing.
         """
         wanted = max(self.available - spec.size, self.available // 4) // 4
-        return min(wanted, max(self.total - spec.size, self.total // 16))
+        left = self.total - spec.size - adapters_bytes(spec.settings) - WORKER_BYTES
+        return min(wanted, max(left, self.total // (64 if self.strict else 16)))
 
 
 def guess_ctx(details: Mapping[str, Value], settings: ModelConfig, memory: int) -> int:

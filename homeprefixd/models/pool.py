@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -213,9 +214,9 @@ class Pool:
 
     async def file_facts(self, alias: str) -> FileFacts:
         """What a model is by its file; nothing is loaded. Raises ModelError."""
-        spec = self._find(alias)[0].spec
-        memory = self._budget.pool(spec) if self._budget is not None else 0
-        return await asyncio.to_thread(self._facts.read, spec, memory)
+        resident = self._find(alias)[0]
+        memory = self._beside_pinned(resident, self._budget).pool(resident.spec) if self._budget is not None else 0
+        return await asyncio.to_thread(self._facts.read, resident.spec, memory)
 
     def generate(self, alias: str, request: Generate) -> Visit:
         """A request; entering it (`async with`) hands it to the worker. Raises UnavailableError, BusyError."""
@@ -405,6 +406,8 @@ class Pool:
 
     def _new_link(self, resident: Resident) -> WorkerLink:
         load = self._load_frame(resident.spec)
+        if self._budget is not None:
+            load = msgspec.structs.replace(load, memory=self._beside_pinned(resident, self._budget).pool(resident.spec))
         return WorkerLink(
             load if self._rules is None else msgspec.structs.replace(load, stable=self._rules),
             self._command,
@@ -423,8 +426,9 @@ class Pool:
         if budget is None or (len(self._residents) == 1 and not budget.strict):
             return
         if not resident.memory:
-            resident.memory = await asyncio.to_thread(guess_memory, resident.spec, budget.pool(resident.spec))
-        pinned = [r for r in self._loaded() if r is not resident and r.spec.pinned]
+            cells = self._beside_pinned(resident, budget).pool(resident.spec)
+            resident.memory = await asyncio.to_thread(guess_memory, resident.spec, cells)
+        pinned = self._pinned(resident)
         self._check_size(resident, pinned, budget)
         deadline = asyncio.get_running_loop().time() + self._room_patience
         try:
@@ -476,6 +480,13 @@ class Pool:
             code="no_room",
             retry_after=10,
         )
+
+    def _pinned(self, but: Resident) -> list[Resident]:
+        return [r for r in self._loaded() if r is not but and r.spec.pinned]
+
+    def _beside_pinned(self, resident: Resident, budget: Budget) -> Budget:
+        """What is left of it by the models that stay."""
+        return replace(budget, total=max(0, budget.total - sum(r.memory for r in self._pinned(resident))))
 
     def _loaded(self) -> list[Resident]:
         return [r for r in self._residents.values() if r.link is not None]

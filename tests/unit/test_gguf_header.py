@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from homeprefixd.config import ModelConfig
+from homeprefixd.config import AdapterConfig, ModelConfig
 from homeprefixd.errors import ModelError
 from homeprefixd.gguf_header import F32, kv_bytes_per_token, read_details, read_more_details, tensor_places
 from homeprefixd.models.catalog import ModelSpec
@@ -165,8 +165,29 @@ def test_what_memory_a_model_takes(tmp_path: Path) -> None:
     assert guess(1 << 40, pool=640) == 640 * per_token
 
 
+GIB = 1 << 30
+
+
 def test_the_pool_leaves_room_for_the_weights() -> None:
-    budget = Budget(800, 1000, strict=False)
-    assert budget.pool(ModelSpec("x", Path("/x"), 0, 200)) == 200
-    assert budget.pool(ModelSpec("x", Path("/x"), 0, 750)) == 50
-    assert budget.pool(ModelSpec("x", Path("/x"), 0, 5000)) == 50
+    budget = Budget(8 * GIB, 10 * GIB, strict=False)
+    assert budget.pool(ModelSpec("x", Path("/x"), 0, 2 * GIB)) == 2 * GIB
+    assert budget.pool(ModelSpec("x", Path("/x"), 0, 7 * GIB)) == 3 * GIB // 4
+    assert budget.pool(ModelSpec("x", Path("/x"), 0, 50 * GIB)) == GIB // 2
+
+
+def test_the_pool_leaves_room_for_all_that_is_counted(tmp_path: Path) -> None:
+    """So that a model is not refused which fits with a smaller pool."""
+    path = write(tmp_path, header())
+    adapter = tmp_path / "a.gguf"
+    with adapter.open("wb") as file:
+        file.truncate(GIB // 4)
+    adapters = [AdapterConfig("a", str(adapter)), AdapterConfig("b", str(tmp_path / "gone.gguf"))]
+    settings = ModelConfig(adapters=adapters, parallel=60)  # wants more than any pool here
+    budget = Budget(5 * GIB, 8 * GIB, strict=True)
+    for size in (3.5, 4.0, 4.2, 4.5, 4.56):
+        spec = ModelSpec("x", path, 0, int(size * GIB), settings)
+        assert guess_memory(spec, budget.pool(spec)) <= budget.total, size
+    for size, wanted in ((4.2, "left"), (4.5, "left"), (4.7, "least"), (9.0, "least")):
+        spec = ModelSpec("x", path, 0, int(size * GIB), settings)
+        left = budget.total - spec.size - GIB // 4 - WORKER_BYTES
+        assert budget.pool(spec) == (left if wanted == "left" else budget.total // 64)

@@ -19,7 +19,7 @@ from homeprefixd.config import AdapterConfig, Config, ModelConfig, ModelsConfig
 from homeprefixd.errors import HomeprefixdError, ModelError, NotFoundError, UnavailableError
 from homeprefixd.frames.worker import Delta, Tokenize
 from homeprefixd.models.catalog import Catalog, ModelSpec
-from homeprefixd.models.loading import Budget, load_frame
+from homeprefixd.models.loading import WORKER_BYTES, Budget, load_frame
 from homeprefixd.models.pool import Pool
 from homeprefixd.models.resident import Resident
 from homeprefixd.models.worker_link import Limits
@@ -154,6 +154,39 @@ async def test_what_cannot_fit_is_refused_with_sizes(make: Make) -> None:
     assert caught.value.code == "does_not_fit"
     assert states(pool) == "ELU"
     assert await words(pool, "b", "say x") == ["x"]
+
+
+def pairs(*given: tuple[str, int, bytes]) -> bytes:
+    """A GGUF file of these metadata: name, number of the type, value."""
+    told = [
+        struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value for name, kind, value in given
+    ]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(told)) + b"".join(told)
+
+
+async def test_a_pool_is_as_large_as_pinned_models_leave_it(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is not refused that fits beside them with a smaller one."""
+    monkeypatch.setattr(Resident, "measure", lambda self: None)
+    arch = "general.architecture", 8, struct.pack("<Q", 5) + b"llama"
+    numbers = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "context_length": 32768}
+    path = tmp_path / "x.gguf"
+    path.write_bytes(pairs(arch, *((f"llama.{name}", 4, struct.pack("<I", one)) for name, one in numbers.items())))
+    small, gib = ModelConfig(ctx=256, pool=256, keep_alive=-1.0), 1 << 30
+    specs = [ModelSpec("stays", path, 0, 3 * gib, small), ModelSpec("big", path, 0, 3 * gib // 2)]
+    load = lambda spec: load_frame(spec, Config(), cores=2, memory=1 << 20)  # noqa: E731
+    budget = Budget(5 * gib, 8 * gib, strict=True)
+    pool = Pool(Catalog(specs), load, fake("worker"), os.environ, None, budget=budget)
+    house.pools.append(pool)
+    pool.start()
+    await pool.first_loads()
+    await pool.load("big")
+    assert [known.state for known in pool.known()] == ["ok", "ok"]
+    assert sum(known.memory for known in pool.known()) == budget.total
+    told = pool._residents["big"].link
+    assert told is not None
+    assert told._load.memory == 2 * gib - 2 * WORKER_BYTES - 3 * gib // 2 - 256 * 32 * 4096 * 2 * 2
 
 
 async def test_unused_models_are_unloaded_in_time(make: Make) -> None:
@@ -315,14 +348,6 @@ async def test_a_folder_is_looked_through_again(house: House, tmp_path: Path, mo
         (tmp_path / f"{name}.gguf").unlink()
     await pool.unload("two")
     await until(lambda: [known.alias for known in pool.known()] == ["one", "three"])
-
-
-def pairs(*given: tuple[str, int, bytes]) -> bytes:
-    """A GGUF file of these metadata: name, number of the type, value."""
-    told = [
-        struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value for name, kind, value in given
-    ]
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(told)) + b"".join(told)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e308])
