@@ -143,8 +143,18 @@ class Catalog:
 
     def look(self) -> bool:
         """Look through `models.dir` again; True if anything is new there. Waits for the disk."""
+        return self.take(self.search())
+
+    def take(self, found: tuple[ModelSpec, ...]) -> bool:
+        """What `search` found is what there is now; True if anything is new."""
+        changed = found != self._found
+        self._found = found
+        return changed
+
+    def search(self) -> tuple[ModelSpec, ...]:
+        """What `models.dir` holds, which nobody is told before `take`. One thread at a time. Waits for the disk."""
         if self._folder is None:
-            return False
+            return ()
         taken = {alias for spec in self._fixed for alias in (spec.alias, *spec.adapted)}
         paths = {spec.path for spec in self._fixed}
         paths |= {Path(adapter.path) for spec in self._fixed for adapter in spec.settings.adapters}
@@ -162,9 +172,7 @@ class Catalog:
             if spec.alias not in taken:
                 taken.add(spec.alias)
                 found.append(replace(spec, found=True))
-        changed = tuple(found) != self._found
-        self._found = tuple(found)
-        return changed
+        return tuple(found)
 
     def _has_name(self, path: Path) -> bool:
         """False for one that nobody could ask for, nor be told of: its name is not UTF-8."""

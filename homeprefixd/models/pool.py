@@ -90,6 +90,7 @@ class Pool:
         self._rules: StableRules | None = None  # those that were changed since the start
         self._draining = asyncio.Event()
         self._room = asyncio.Lock()  # held by who decides what is loaded and unloaded, in the order of asking
+        self._looking = asyncio.Lock()
         self._residents: dict[str, Resident] = {}
         self._take_specs()
         self._eager = [resident for resident in self._residents.values() if self._is_eager(resident.spec)]
@@ -103,9 +104,9 @@ class Pool:
         old = self._residents
         self._residents = {}
         for spec in self._catalog.specs:
-            resident = old.pop(spec.alias, None)
-            if resident is None or (resident.spec != spec and resident.link is None and resident.loading is None):
-                resident = Resident(spec, self._keep_alive)
+            resident = old.pop(spec.alias, None) or Resident(spec, self._keep_alive)
+            if resident.spec != spec and resident.link is None and resident.loading is None:
+                resident.renew(spec)
             self._residents[spec.alias] = resident
         self._residents |= {r.alias: r for r in old.values() if r.link is not None or r.loading is not None}
 
@@ -543,11 +544,14 @@ class Pool:
                         await self._unload(resident, "nobody has asked for it")
 
     async def _look(self) -> None:
-        if self._catalog.folder is not None:
-            changed = await asyncio.to_thread(self._catalog.look)
+        """One at a time, or an older look would be the last word. What it found, the catalog and we know at once."""
+        if self._catalog.folder is None:
+            return
+        async with self._looking:
+            changed = self._catalog.take(await asyncio.to_thread(self._catalog.search))
             self._take_specs()  # also where nothing is new: one whose file is gone may have been unloaded
-            if changed:
-                self._changed()
+        if changed:
+            self._changed()
 
 
 def _with_adapter(request: Generate, name: str, adapter: str) -> Generate:

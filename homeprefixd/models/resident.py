@@ -57,6 +57,12 @@ class Resident:
     def alias(self) -> str:
         return self.spec.alias
 
+    def renew(self, spec: ModelSpec) -> None:
+        """Another file has its name now. It is not loaded; who waits for it, or is about to, gets that one."""
+        self.spec = spec
+        self.memory = 0
+        self.failure = None
+
     def hold(self) -> None:
         """Somebody uses its worker."""
         self.holds += 1

@@ -8,7 +8,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -378,3 +378,63 @@ async def test_numbers_that_are_none_are_one_models_fault(house: House, tmp_path
     problem = load(catalog.resolve("one")).adapters[0].problem
     assert "kind.gguf is" in problem
     assert await words(pool, "one", "say x") == ["x"]
+
+
+class SlowCatalog(Catalog):
+    """Whoever looks through the folder is held up after it was read: the first for longer."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__([], folder=folder)
+        self.waits: Iterator[float] = iter(())
+        self.looks = 0
+
+    def look(self) -> bool:
+        changed = super().look()
+        self._wait()
+        return changed
+
+    def search(self) -> tuple[ModelSpec, ...]:
+        found = super().search()
+        self._wait()
+        return found
+
+    def _wait(self) -> None:
+        self.looks += 1
+        time.sleep(next(self.waits, 0.0))
+
+
+async def test_a_file_is_known_to_all_at_once(house: House, tmp_path: Path) -> None:
+    (tmp_path / "one.gguf").write_bytes(b"GGUF....")
+    catalog = SlowCatalog(tmp_path)
+    catalog.look()
+    catalog.waits = iter((0.6, 0.0))
+    load = lambda spec: load_frame(spec, Config(), cores=2, memory=1 << 20)  # noqa: E731
+    pool = Pool(catalog, load, fake("worker"), os.environ, None, backoff=lambda: Backoff(first=0.05))
+    house.pools.append(pool)
+    (tmp_path / "two.gguf").write_bytes(b"GGUF....")
+    looks = catalog.looks
+    looking = asyncio.create_task(pool._look())
+    await until(lambda: catalog.looks > looks)
+    await asyncio.sleep(0.1)
+    with pytest.raises(NotFoundError):  # not yet; and nothing worse
+        pool.resolve("two")
+    (tmp_path / "three.gguf").write_bytes(b"GGUF....")
+    await pool.load("three")
+    assert looking.done()
+    assert [pool.resolve(name) for name in ("one", "two", "three")] == ["one", "two", "three"]
+
+
+async def test_a_request_that_was_made_before_its_file_changed(house: House, tmp_path: Path) -> None:
+    path = tmp_path / "one.gguf"
+    path.write_bytes(b"GGUF....")
+    catalog = Catalog([], folder=tmp_path)
+    catalog.look()
+    load = lambda spec: load_frame(spec, Config(), cores=2, memory=1 << 20)  # noqa: E731
+    pool = Pool(catalog, load, fake("worker"), os.environ, None, backoff=lambda: Backoff(first=0.05))
+    house.pools.append(pool)
+    visit = pool.generate("one", say("r", "say x"))
+    path.write_bytes(b"GGUF........")
+    await pool._look()
+    async with visit as generation:
+        assert len(pids(pool)) == 1  # its worker is one of ours: ended with us, counted, unloaded in time
+        assert [event.text async for event in generation if isinstance(event, Delta)] == ["x"]
