@@ -14,6 +14,7 @@ not judged at all.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,7 +22,7 @@ import os
 import signal
 import subprocess
 import time
-from importlib.metadata import version
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -119,7 +120,8 @@ def _written_since(files: Files, *paths: Path) -> bool:
 def probe(load: LoadModel, directory: Path) -> Outcome | None:
     """What is known of a model, after trying it if it was never seen. `directory`: where that is remembered.
 
-    None: it could not be found out now. Raises ModelError if llama.cpp dies of loading it.
+    `load` as resolved: layers, flash attention, and the devices that get layers. None: it could not be found out now.
+    Raises ModelError if llama.cpp dies of loading it.
     """
     memo = directory / MEMO
     parts = model_files(Path(load.path))
@@ -208,8 +210,21 @@ def _key(load: LoadModel) -> str:
     with open(load.path, "rb") as file:
         digest.update(file.read(HEAD))
         size = os.fstat(file.fileno()).st_size
-    build = version("llama-cpp-python")
-    return f"{digest.hexdigest()} {size} {_types(load)} {load.flash_attention} {load.gpu_layers} {build} {_WAYS}"
+    layers = min(1, load.gpu_layers)  # none, some or all: how many fit may be others at each start
+    where = f"{_types(load)} {load.flash_attention} {layers} {load.device or '-'}"
+    return f"{digest.hexdigest()} {size} {where} {_library()} {_WAYS}"
+
+
+def _library() -> str:
+    """Of llama.cpp: another build of the same version has other kernels. By its files as they lie there."""
+    found = distribution("llama-cpp-python")
+    digest = hashlib.sha256(found.version.encode())
+    for file in sorted(found.files or [], key=str):
+        if ".so" in file.name:
+            with contextlib.suppress(OSError):
+                status = os.stat(str(found.locate_file(file)))
+                digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
 
 
 def _types(load: LoadModel) -> str:

@@ -2,8 +2,8 @@
 
     python -m homeprefixd.engine.probing [--whole|--adapters] < LoadModel as msgpack
 
-Says `loaded`, then an `Outcome` as JSON, on stdout. Exit codes: 0 with an outcome, 3 the model cannot be loaded. It may
-die of anything (`probe.py`).
+Layers, their devices and flash attention are as the worker has resolved them. Says `loaded`, then an `Outcome` as JSON,
+on stdout. Exit codes: 0 with an outcome, 3 the model cannot be loaded. It may die of anything (`probe.py`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ def main() -> int:
     load = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LoadModel)
     from .bindings import Model
     from .context import Context, ContextSettings
+    from .devices import choose_devices, list_devices
     from .llama_log import LlamaLog
 
     try:
-        model = Model.load(Path(load.path), LlamaLog(), gpu_layers=load.gpu_layers)
+        log = LlamaLog()
+        devices = choose_devices(load.device, list_devices()) if load.gpu_layers else []
+        model = Model.load(Path(load.path), log, gpu_layers=load.gpu_layers, devices=devices)
         types = load.kv_type, load.flash_attention, load.kv_type_v
         settings = ContextSettings(_CELLS, 64, _SEQUENCES, load.threads or 1, *types)
         if ADAPTERS in sys.argv[1:]:

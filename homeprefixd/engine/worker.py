@@ -259,11 +259,14 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     devices = choose_devices(load.device, list_devices()) if load.gpu_layers or load.device else []
     log = LlamaLog()  # before anything is loaded, or it would be told on stderr
     gpu_layers = resolve_layers(load.gpu_layers, path, devices)
-    probed = probe(load, Path(load.probes)) if load.probes and load.reuse != "off" else None
-    files = LoadedFiles(model_files(path))  # before it is loaded, so that nothing is missed
-    model = Model.load(path, log, gpu_layers=gpu_layers, devices=devices, progress=_progress(emit))
     names = [device.name for device in devices] if gpu_layers else []
     flash_attention = load.flash_attention or (load.flash_if_gpu and bool(names))
+    resolved = msgspec.structs.replace(
+        load, gpu_layers=gpu_layers, device=",".join(names), flash_attention=flash_attention
+    )
+    probed = probe(resolved, Path(load.probes)) if load.probes and load.reuse != "off" else None
+    files = LoadedFiles(model_files(path))  # before it is loaded, so that nothing is missed
+    model = Model.load(path, log, gpu_layers=gpu_layers, devices=devices, progress=_progress(emit))
     on_devices = sum(int(device.free * FOR_CELLS) for device in list_devices() if device.name in names)
     threads = load.threads or len(os.sched_getaffinity(0))
     embedder = Embedder(model, threads, emit)
@@ -282,7 +285,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         return EmbeddingWorker(embedder, info, emit, files)
     batch = max(64, load.batch // 64 * 64)
     score_bytes = 0.0 if flash_attention else capacity.score_bytes_per_cell(model, batch)
-    tried = probe_adapters(load, Path(load.probes)) if load.probes else load.adapters
+    tried = probe_adapters(resolved, Path(load.probes)) if load.probes else load.adapters
     adapters = Adapters.load(model, tried)
     vectors = ControlVectors(model, load.control_vectors)
     size = capacity.choose(

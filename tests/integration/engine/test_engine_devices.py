@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from homeprefixd.config import GPU_LAYERS_AUTO
-from homeprefixd.engine import devices
+from homeprefixd.engine import devices, probe, probing, worker
+from homeprefixd.engine.bindings import Model
 from homeprefixd.engine.devices import Device, choose_devices, layers_that_fit, list_devices, resolve_layers
 from homeprefixd.errors import ModelError
+from homeprefixd.frames.worker import LoadModel
+from tests.integration.engine.running import load_frame
 
 GIB = 1 << 30
 TWO = [Device("CUDA0", "a card", 10 * GIB, 12 * GIB, 1), Device("CUDA1", "another", 20 * GIB, 24 * GIB, 2)]
@@ -45,3 +52,58 @@ def test_this_machine_can_be_asked() -> None:
     for device in list_devices():
         assert device.name
         assert 0 <= device.free <= device.total
+
+
+def test_the_probe_computes_where_the_worker_will(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "list_devices", lambda: TWO)
+    told: list[LoadModel] = []
+    monkeypatch.setattr(probe, "probe", lambda load, directory: told.append(load))
+    monkeypatch.setattr(Model, "load", refused)
+    for layers, names in ((devices.AUTO, "cuda1"), (7, ""), (0, "")):
+        asked = load_frame(demo_model, gpu_layers=layers, device=names, flash_if_gpu=True, probes=str(tmp_path))
+        with pytest.raises(ModelError):
+            worker.build(asked, lambda frame: None, None)
+    assert [(one.gpu_layers, one.device, one.flash_attention) for one in told] == [
+        (-1, "CUDA1", True),
+        (7, "CUDA0,CUDA1", True),
+        (0, "", False),
+    ]
+    monkeypatch.setattr(probing, "become_child", lambda *_: None)
+    loaded: list[tuple[int, list[str]]] = []
+
+    def load(
+        cls: type[Model], path: Path, log: object, *, gpu_layers: int, devices: list[Device], **_: object
+    ) -> Model:
+        loaded.append((gpu_layers, [device.name for device in devices]))
+        raise ModelError("enough")
+
+    monkeypatch.setattr(Model, "load", classmethod(load))
+    for one in told:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(msgspec.msgpack.encode(one))))
+        assert probing.main() == ModelError.exit_code
+    assert loaded == [(-1, ["CUDA1"]), (7, ["CUDA0", "CUDA1"]), (0, [])]
+
+
+def refused(*_arguments: object, **_named: object) -> Model:
+    raise ModelError("enough")
+
+
+def test_what_a_probe_is_remembered_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices and the library that computes, but not how many layers fitted at that start."""
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+
+    def key(**changes: object) -> str:
+        return probe._key(load_frame(tmp_path / "m.gguf", **changes))
+
+    some = key(gpu_layers=7, device="CUDA0")
+    assert some == key(gpu_layers=9, device="CUDA0", threads=5, alias="x")
+    others = [key(gpu_layers=7, device="CUDA1"), key(gpu_layers=-1, device="CUDA0"), key()]
+    library = tmp_path / "libggml.so"
+    for content in (b"1", b"12"):
+        library.write_bytes(content)
+        found = SimpleNamespace(version="1", files=[Path("libggml.so")], locate_file=lambda name: tmp_path / name)
+        monkeypatch.setattr(probe, "distribution", lambda name, found=found: found)
+        others.append(key(gpu_layers=7, device="CUDA0"))
+    assert len({some, *others}) == 6
