@@ -17,6 +17,9 @@ KV_TYPES_WITHOUT_FLASH = ("f16", "bf16", "f32")
 GPU_LAYERS_AUTO = -2
 """`model.gpu_layers`, written as `auto`: as many as fit the devices' free memory."""
 
+DEVICE_WEIGHTS = 0.7
+"""Of a device's free memory; the rest is for KV state and compute buffers."""
+
 PINNED = -1.0
 """`model.keep_alive` of a model that is loaded at the start and never unloaded."""
 

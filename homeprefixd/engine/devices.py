@@ -6,6 +6,7 @@ A build for the CPU alone has none. Nothing here knows of requests or of frames.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +15,15 @@ from typing import Any
 
 from llama_cpp import llama_cpp as C  # noqa: N812
 
+from ..child import become_child
+from ..config import DEVICE_WEIGHTS
 from ..errors import ModelError
 from .model_files import model_files
 
 AUTO = -2
 """`gpu_layers`: as many as fit (`config.GPU_LAYERS_AUTO`)."""
 
-_CPU, _ACCELERATOR = 0, 3  # ggml's types of devices that hold no layers of their own
-_FOR_WEIGHTS = 0.7
-"""Of a device's free memory; the rest is for KV state and compute buffers."""
+_CPU, _INTEGRATED, _ACCELERATOR = 0, 2, 3  # ggml's types of devices; the first and last hold no layers
 
 FOR_CELLS = 0.7
 """Of what is free on the devices once the weights are there; the rest is for compute buffers."""
@@ -37,6 +38,7 @@ class Device:
     free: int
     total: int
     pointer: int
+    own: bool = True  # the memory is its own, and no RAM
 
 
 def list_devices() -> list[Device]:
@@ -45,13 +47,27 @@ def list_devices() -> list[Device]:
     found: list[Device] = []
     for index in range(lib.ggml_backend_dev_count()):
         pointer = lib.ggml_backend_dev_get(index)
-        if lib.ggml_backend_dev_type(pointer) in (_CPU, _ACCELERATOR):
+        kind = lib.ggml_backend_dev_type(pointer)
+        if kind in (_CPU, _ACCELERATOR):
             continue
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         lib.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
         name, text = (f(pointer) or b"" for f in (lib.ggml_backend_dev_name, lib.ggml_backend_dev_description))
-        found.append(Device(name.decode(), text.decode("utf-8", "replace"), free.value, total.value, pointer))
+        described = name.decode(), text.decode("utf-8", "replace")
+        found.append(Device(*described, free.value, total.value, pointer, own=kind != _INTEGRATED))
     return found
+
+
+def taken(before: Sequence[Device], now: Sequence[Device]) -> dict[str, int]:
+    """Bytes of these devices' own memory that were free `before` and are not `now`, by name."""
+    free = {device.name: device.free for device in now if device.own}
+    return {device.name: max(0, device.free - free[device.name]) for device in before if device.name in free}
+
+
+def main() -> None:
+    """Say as JSON how much of each device's own memory is free, in bytes."""
+    become_child("devices", "error")
+    print(json.dumps({device.name: device.free for device in list_devices() if device.own}))
 
 
 def choose_devices(names: str, there: Sequence[Device]) -> list[Device]:
@@ -71,7 +87,7 @@ def choose_devices(names: str, there: Sequence[Device]) -> list[Device]:
 
 def layers_that_fit(size: int, layers: int, free: int) -> int:
     """How many of `layers` (the output counts as one more) of `size` bytes in all fit into `free` bytes; -1: all."""
-    room = int(free * _FOR_WEIGHTS)
+    room = int(free * DEVICE_WEIGHTS)
     if size <= room:
         return -1
     return int(room // (size / (layers + 1))) if layers > 0 and size > 0 else 0
@@ -128,3 +144,7 @@ def _library() -> Any:
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
     return lib
+
+
+if __name__ == "__main__":
+    main()

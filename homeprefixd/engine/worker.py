@@ -229,7 +229,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
     from .constraint import Constraints
     from .context import Context, ContextSettings
     from .control_vectors import ControlVectors
-    from .devices import FOR_CELLS, choose_devices, list_devices, resolve_layers
+    from .devices import FOR_CELLS, choose_devices, list_devices, resolve_layers, taken
     from .edge_restoring import EdgeRestorer
     from .edge_saving import EdgeSaver
     from .edges import EdgeSlicer
@@ -281,6 +281,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
             has_template=False,
             cache_mode="off",
             cache_reason="It makes embeddings, of which nothing is reused.",
+            on_devices=taken(devices, list_devices()) if names else {},
         )
         return EmbeddingWorker(embedder, info, emit, files)
     batch = max(64, load.batch // 64 * 64)
@@ -432,6 +433,7 @@ def build(load: LoadModel, emit: Callable[[Frame], None], store: Any) -> Worker 
         least=LEAST,
         adapters=list(adapters.infos),
         control_vectors=vectors.applied,
+        on_devices=taken(devices, list_devices()) if names else {},
     )
     return Worker(engine, intake, namespaces, store, info, emit, embedder, adapters, stabilizer, files)
 

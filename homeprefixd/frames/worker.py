@@ -308,6 +308,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     mismatch: list[str] = []  # fields in which stored prefixes of the same file differ, none of which can be used
     adapters: list[AdapterInfo] = []
     control_vectors: list[ControlVector] = []  # as they are applied
+    on_devices: dict[str, int] = {}  # bytes that it takes of devices' own memory, by their names
 
 
 class Ready(Frame):

@@ -31,6 +31,7 @@ from ..frames.worker import (
 from ..supervise import Backoff
 from .backend import KnownModel
 from .catalog import Catalog, ModelSpec
+from .device_room import Bytes, ask_devices, left_by, most_there, usable, weights_there
 from .file_facts import FactsReader, FileFacts
 from .loading import Budget, guess_memory, worker_environment
 from .resident import Resident, Ticket, Visit
@@ -91,6 +92,7 @@ class Pool:
         self._draining = asyncio.Event()
         self._room = asyncio.Lock()  # held by who decides what is loaded and unloaded, in the order of asking
         self._looking = asyncio.Lock()
+        self._devices: Bytes | None = None  # memory of each; None: not asked yet
         self._residents: dict[str, Resident] = {}
         self._take_specs()
         self._eager = [resident for resident in self._residents.values() if self._is_eager(resident.spec)]
@@ -216,7 +218,7 @@ class Pool:
     async def file_facts(self, alias: str) -> FileFacts:
         """What a model is by its file; nothing is loaded. Raises ModelError."""
         resident = self._find(alias)[0]
-        memory = self._beside_pinned(resident, self._budget).pool(resident.spec) if self._budget is not None else 0
+        memory = self._cells(resident, self._budget) if self._budget is not None else 0
         return await asyncio.to_thread(self._facts.read, resident.spec, memory)
 
     def generate(self, alias: str, request: Generate) -> Visit:
@@ -408,7 +410,7 @@ class Pool:
     def _new_link(self, resident: Resident) -> WorkerLink:
         load = self._load_frame(resident.spec)
         if self._budget is not None:
-            load = msgspec.structs.replace(load, memory=self._beside_pinned(resident, self._budget).pool(resident.spec))
+            load = msgspec.structs.replace(load, memory=self._cells(resident, self._budget))
         return WorkerLink(
             load if self._rules is None else msgspec.structs.replace(load, stable=self._rules),
             self._command,
@@ -426,18 +428,20 @@ class Pool:
         budget = self._budget
         if budget is None or (len(self._residents) == 1 and not budget.strict):
             return
+        devices = await self._usable_devices(resident)
         if not resident.memory:
-            cells = self._beside_pinned(resident, budget).pool(resident.spec)
-            resident.memory = await asyncio.to_thread(guess_memory, resident.spec, cells)
+            resident.on_devices = weights_there(
+                resident.spec.size, left_by(devices, self._there(resident, pinned=True))
+            )
+            guess = await asyncio.to_thread(guess_memory, resident.spec, self._cells(resident, budget))
+            resident.memory = guess - sum(resident.on_devices.values())
         pinned = self._pinned(resident)
         self._check_size(resident, pinned, budget)
         deadline = asyncio.get_running_loop().time() + self._room_patience
         try:
-            while self._used(resident) + resident.memory > budget.total:
-                others = sorted(
-                    (r for r in self._loaded() if r is not resident and r not in pinned and not r.starting),
-                    key=lambda r: r.used,
-                )
+            while (short := self._used(resident) + resident.memory > budget.total) or self._crowded(resident, devices):
+                movable = (r for r in self._loaded() if r is not resident and r not in pinned and not r.starting)
+                others = sorted((r for r in movable if short or r.on_devices.keys() & devices), key=lambda r: r.used)
                 idle = next((r for r in others if not r.holds), None)
                 if idle is not None:
                     await self._unload(idle, f"{resident.alias} needs its memory")
@@ -485,9 +489,31 @@ class Pool:
     def _pinned(self, but: Resident) -> list[Resident]:
         return [r for r in self._loaded() if r is not but and r.spec.pinned]
 
-    def _beside_pinned(self, resident: Resident, budget: Budget) -> Budget:
-        """What is left of it by the models that stay."""
-        return replace(budget, total=max(0, budget.total - sum(r.memory for r in self._pinned(resident))))
+    def _cells(self, resident: Resident, budget: Budget) -> int:
+        """Bytes that its pool of cells may take, beside the models that stay and what of its weights lies in RAM."""
+        left = replace(budget, total=max(0, budget.total - sum(r.memory for r in self._pinned(resident))))
+        spec = resident.spec
+        return left.pool(replace(spec, size=max(0, spec.size - sum(resident.on_devices.values()))))
+
+    async def _usable_devices(self, resident: Resident) -> Bytes:
+        """What is free, while no model is loaded, of the devices that it computes on."""
+        if resident.spec.settings.gpu_layers == 0:
+            return {}
+        if self._devices is None:
+            free = await ask_devices(self._environ)
+            self._devices = {
+                name: one + sum(r.on_devices.get(name, 0) for r in self._loaded()) for name, one in free.items()
+            }
+        return usable(self._devices, resident.spec.settings)
+
+    def _there(self, but: Resident, *, pinned: bool) -> list[Bytes]:
+        """What others take on devices: all, or those that stay."""
+        return [r.on_devices for r in (self._pinned(but) if pinned else self._loaded()) if r is not but]
+
+    def _crowded(self, resident: Resident, devices: Bytes) -> bool:
+        """Would more of its weights lie on its devices, if models that may go did?"""
+        now, then = (left_by(devices, self._there(resident, pinned=one)) for one in (False, True))
+        return most_there(resident.spec.size, now) < most_there(resident.spec.size, then)
 
     def _loaded(self) -> list[Resident]:
         return [r for r in self._residents.values() if r.link is not None]

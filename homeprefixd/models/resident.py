@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -40,7 +40,8 @@ class Resident:
         self.loading: asyncio.Task[None] | None = None
         self.first_start = False  # it is loaded because the daemon starts: requests do not wait long for it
         self.closing = False  # it is or will be unloaded: new requests wait for their turn
-        self.memory = 0  # bytes that it takes; 0: not known
+        self.memory = 0  # bytes that it takes of RAM; 0: not known
+        self.on_devices: Mapping[str, int] = {}  # bytes that it takes of devices' own memory; {} also if not known
         self.failure: HomeprefixdError | None = None  # of the last attempt to load it
         self.failed = 0.0  # when that was
         self.used = 0.0  # when it was asked for or a request ended last
@@ -61,6 +62,7 @@ class Resident:
         """Another file has its name now. It is not loaded; who waits for it, or is about to, gets that one."""
         self.spec = spec
         self.memory = 0
+        self.on_devices = {}
         self.failure = None
 
     def hold(self) -> None:
@@ -129,11 +131,15 @@ class Resident:
         return self.failure.message if self.failure is not None else self.spec.problem
 
     def measure(self) -> None:
-        """`memory` by what its worker has told."""
+        """`memory` and `on_devices` by what its worker has told."""
         info = self.link.info if self.link is not None else None
         if info is not None:
             adapters = sum(adapter.size for adapter in info.adapters if not adapter.problem)
-            self.memory = info.size + adapters + int(info.n_pool * info.kv_bytes_per_token) + WORKER_BYTES
+            self.on_devices = info.on_devices
+            elsewhere = (
+                info.size + adapters + int(info.n_pool * info.kv_bytes_per_token) - sum(info.on_devices.values())
+            )
+            self.memory = max(0, elsewhere) + WORKER_BYTES
 
     def check(self, retry_after: float) -> None:
         """Raises UnavailableError if it could not be loaded less than `retry_after` seconds ago."""

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from homeprefixd.channel import Channel, ChannelClosedError
 from homeprefixd.child import become_child
 from homeprefixd.frames import Stop
@@ -143,6 +145,7 @@ def main() -> int:
         "--die", default="", help="file that counts loads; all die by SIGKILL but the one after --deaths"
     )
     parser.add_argument("--deaths", type=int, default=0)
+    parser.add_argument("--on-device", type=int, default=0, help="bytes that it takes of GPU0, if it is to use one")
     given = parser.parse_args()
     channel: Channel[Any] = Channel(socket.socket(fileno=given.fd), ToWorker)
     load = channel.receive()
@@ -158,7 +161,8 @@ def main() -> int:
         if deaths < given.deaths:
             os.kill(os.getpid(), signal.SIGKILL)
     environment = {n: v for n, v in os.environ.items() if n.startswith(("GGML_", "LLAMA_", "MALLOC_"))}
-    channel.send(Ready(info(load, repr(environment))))
+    there = {"GPU0": given.on_device} if given.on_device and load.gpu_layers else {}
+    channel.send(Ready(msgspec.structs.replace(info(load, repr(environment)), on_devices=there)))
     work = Work(channel)
     threading.Thread(target=work.beat, daemon=True).start()
     try:

@@ -8,7 +8,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -187,6 +187,78 @@ async def test_a_pool_is_as_large_as_pinned_models_leave_it(
     told = pool._residents["big"].link
     assert told is not None
     assert told._load.memory == 2 * gib - 2 * WORKER_BYTES - 3 * gib // 2 - 256 * 32 * 4096 * 2 * 2
+
+
+def on_gpu(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *aliases: str, size: int) -> Pool:
+    """A pool of such models with `size` GiB of weights, a GPU of 24 GiB, and 16 GiB of RAM: `-` at the end of a name
+    is one for the CPU, `!` a pinned one."""
+    gib = 1 << 30
+
+    async def devices(environ: Mapping[str, str]) -> dict[str, int]:
+        return {"GPU0": 24 * gib}
+
+    monkeypatch.setattr("homeprefixd.models.pool.ask_devices", devices)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(pairs(("general.architecture", 8, struct.pack("<Q", 5) + b"llama")))
+    specs = [
+        ModelSpec(
+            alias.rstrip("-!"),
+            path,
+            0,
+            gib if "-" in alias else size * gib,
+            ModelConfig(gpu_layers=0 if "-" in alias else -2, keep_alive=-1.0 if "!" in alias else 0.0),
+        )
+        for alias in aliases
+    ]
+    load = lambda spec: load_frame(spec, Config(), cores=2, memory=1 << 20)  # noqa: E731
+    budget = Budget(16 * gib, 16 * gib, strict=True)
+    worker = fake("worker", "--on-device", str((size + 1) * gib))
+    pool = Pool(Catalog(specs), load, worker, os.environ, None, budget=budget, room_patience=0.5)
+    house.pools.append(pool)
+    pool.start()
+    return pool
+
+
+async def test_what_lies_on_a_device_takes_no_ram(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = on_gpu(house, tmp_path, monkeypatch, "a", "b-", size=16)  # as large as all RAM
+    await pool.load("b")
+    await pool.load("a")
+    assert states(pool) == "LL"
+    assert pool.known()[0].memory == WORKER_BYTES
+    assert pool._residents["a"].on_devices == {"GPU0": 17 << 30}
+
+
+async def test_models_make_room_for_each_other_on_a_device(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = on_gpu(house, tmp_path, monkeypatch, "a", "b", "c-", size=10)
+    await pool.load("c")
+    await pool.load("a")
+    await pool.load("b")
+    assert states(pool) == "ULL"  # and not c, which is no help
+    running = asyncio.create_task(words(pool, "b", "wait 1"))
+    await until(lambda: pool.known()[1].requests == 1)
+    with pytest.raises(UnavailableError, match="which b, c use for running requests"):
+        await pool.load("a")
+    await running
+    await pool.load("a")
+    assert states(pool) == "LUL"
+
+
+async def test_what_stays_on_a_device_is_no_reason_to_wait(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many layers are put there as fit beside it; two that fit are both loaded."""
+    pool = on_gpu(house, tmp_path, monkeypatch, "a!", "b", size=12)
+    await pool.first_loads()
+    await pool.load("b")
+    assert states(pool) == "LL"
+    small = on_gpu(house, tmp_path, monkeypatch, "a", "b", "c", size=4)
+    for alias in "abc":
+        await small.load(alias)
+    assert states(small) == "LLL"
 
 
 async def test_unused_models_are_unloaded_in_time(make: Make) -> None:

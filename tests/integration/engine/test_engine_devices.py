@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from homeprefixd.config import GPU_LAYERS_AUTO
+from homeprefixd.config import GPU_LAYERS_AUTO, ModelConfig
 from homeprefixd.engine import devices, probe, probing, worker
 from homeprefixd.engine.bindings import Model
-from homeprefixd.engine.devices import Device, choose_devices, layers_that_fit, list_devices, resolve_layers
+from homeprefixd.engine.devices import Device, choose_devices, layers_that_fit, list_devices, resolve_layers, taken
 from homeprefixd.errors import ModelError
 from homeprefixd.frames.worker import LoadModel
+from homeprefixd.models.device_room import ask_devices, left_by, most_there, usable, weights_there
 from tests.integration.engine.running import load_frame
 
 GIB = 1 << 30
@@ -46,6 +49,27 @@ def test_resolved(demo_model: Path) -> None:
     assert resolve_layers(devices.AUTO, demo_model, TWO) == -1
     small = [Device("CUDA0", "a small card", 70 << 20, 1 << 30, 1)]
     assert 10 <= resolve_layers(devices.AUTO, demo_model, small) < 30
+
+
+def test_what_was_taken() -> None:
+    now = [replace(TWO[0], free=4 * GIB), replace(TWO[1], free=21 * GIB)]
+    assert taken(TWO, now) == {"CUDA0": 6 * GIB, "CUDA1": 0}
+    assert taken([replace(one, own=False) for one in TWO], [replace(one, own=False) for one in now]) == {}
+
+
+async def test_the_daemon_can_ask() -> None:
+    assert await ask_devices(os.environ) == {device.name: device.free for device in list_devices() if device.own}
+
+
+def test_room_on_devices() -> None:
+    free = {"CUDA0": 10 * GIB, "CUDA1": 20 * GIB}
+    assert usable(free, ModelConfig()) == {}
+    assert usable(free, ModelConfig(gpu_layers=-1)) == free
+    assert usable(free, ModelConfig(gpu_layers=GPU_LAYERS_AUTO, device="cuda1,Vulkan0")) == {"CUDA1": 20 * GIB}
+    assert left_by(free, [{"CUDA0": 3 * GIB}, {"CUDA0": 9 * GIB, "Vulkan0": 1}]) == {"CUDA0": 0, "CUDA1": 20 * GIB}
+    assert weights_there(9 * GIB, free) == {"CUDA0": 3 * GIB, "CUDA1": 6 * GIB}
+    assert (most_there(99 * GIB, free), most_there(GIB, free), most_there(GIB, {})) == (21 * GIB, GIB, 0)
+    assert weights_there(GIB, {}) == weights_there(GIB, {"CUDA0": 0}) == {}
 
 
 def test_this_machine_can_be_asked() -> None:
