@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -31,10 +30,10 @@ from ..frames.worker import (
 from ..supervise import Backoff
 from .backend import KnownModel
 from .catalog import Catalog, ModelSpec
-from .device_room import Bytes, ask_devices, left_by, most_there, usable, weights_there
 from .file_facts import FactsReader, FileFacts
-from .loading import Budget, guess_memory, worker_environment
+from .loading import Budget, worker_environment
 from .resident import Resident, Ticket, Visit
+from .space import PATIENCE, Space
 from .store_link import StoreLink
 from .worker_link import Limits, WorkerLink, full, stopping
 
@@ -43,9 +42,6 @@ KEEP_ALIVE = 300.0
 
 RETRY_AFTER = 30.0
 """Seconds in which a model that could not be loaded is not tried again by a request."""
-
-ROOM_PATIENCE = 60.0
-"""Seconds that a model waits for others that are in use, where it needs their memory."""
 
 LOOK_EVERY = 5.0
 """Seconds between two looks into `models.dir`."""
@@ -71,7 +67,7 @@ class Pool:
         limits: Limits | None = None,
         backoff: Callable[[], Backoff] = Backoff,
         changed: Callable[[], None] = lambda: None,
-        room_patience: float = ROOM_PATIENCE,
+        room_patience: float = PATIENCE,
     ) -> None:
         """`load` makes the first frame for a model's worker; `changed` is called when `status()` is new.
 
@@ -82,18 +78,19 @@ class Pool:
         self._command = command
         self._environ = worker_environment(environ)
         self._store = store
-        self._budget = budget
         self._limits = limits or Limits()
         self._backoff = backoff
         self._changed = changed
-        self._room_patience = room_patience
         self._facts = FactsReader()
         self._rules: StableRules | None = None  # those that were changed since the start
         self._draining = asyncio.Event()
         self._room = asyncio.Lock()  # held by who decides what is loaded and unloaded, in the order of asking
         self._looking = asyncio.Lock()
-        self._devices: Bytes | None = None  # memory of each; None: not asked yet
         self._residents: dict[str, Resident] = {}
+        self._space: Space | None = None
+        if budget is not None:
+            everyone = lambda: list(self._residents.values())  # noqa: E731
+            self._space = Space(budget, self._environ, everyone, self._unload, room_patience)
         self._take_specs()
         self._eager = [resident for resident in self._residents.values() if self._is_eager(resident.spec)]
         for resident in self._eager:
@@ -218,7 +215,7 @@ class Pool:
     async def file_facts(self, alias: str) -> FileFacts:
         """What a model is by its file; nothing is loaded. Raises ModelError."""
         resident = self._find(alias)[0]
-        memory = self._cells(resident, self._budget) if self._budget is not None else 0
+        memory = self._space.cells(resident) if self._space is not None else 0
         return await asyncio.to_thread(self._facts.read, resident.spec, memory)
 
     def generate(self, alias: str, request: Generate) -> Visit:
@@ -373,7 +370,8 @@ class Pool:
                     return
                 if resident.spec.problem:
                     raise ModelError(resident.spec.problem, code="model_load_failed")
-                await self._make_room(resident)
+                if self._space is not None:
+                    await self._space.make(resident)
                 self._check_open()
                 resident.link = link = self._new_link(resident)
                 resident.failure = None
@@ -409,8 +407,8 @@ class Pool:
 
     def _new_link(self, resident: Resident) -> WorkerLink:
         load = self._load_frame(resident.spec)
-        if self._budget is not None:
-            load = msgspec.structs.replace(load, memory=self._cells(resident, self._budget))
+        if self._space is not None:
+            load = msgspec.structs.replace(load, memory=self._space.cells(resident))
         return WorkerLink(
             load if self._rules is None else msgspec.structs.replace(load, stable=self._rules),
             self._command,
@@ -421,105 +419,10 @@ class Pool:
             changed=self._changed,
         )
 
-    # ------------------------------------------------------------------------------------------------- room
-
-    async def _make_room(self, resident: Resident) -> None:
-        """Unload others until there is memory for one more. Raises ModelError if it never fits, UnavailableError."""
-        budget = self._budget
-        if budget is None or (len(self._residents) == 1 and not budget.strict):
-            return
-        devices = await self._usable_devices(resident)
-        if not resident.memory:
-            resident.on_devices = weights_there(
-                resident.spec.size, left_by(devices, self._there(resident, pinned=True))
-            )
-            guess = await asyncio.to_thread(guess_memory, resident.spec, self._cells(resident, budget))
-            resident.memory = guess - sum(resident.on_devices.values())
-        pinned = self._pinned(resident)
-        self._check_size(resident, pinned, budget)
-        deadline = asyncio.get_running_loop().time() + self._room_patience
-        try:
-            while (short := self._used(resident) + resident.memory > budget.total) or self._crowded(resident, devices):
-                movable = (r for r in self._loaded() if r is not resident and r not in pinned and not r.starting)
-                others = sorted((r for r in movable if short or r.on_devices.keys() & devices), key=lambda r: r.used)
-                idle = next((r for r in others if not r.holds), None)
-                if idle is not None:
-                    await self._unload(idle, f"{resident.alias} needs its memory")
-                else:
-                    await self._wait_for_one(resident, others, deadline)
-        finally:
-            for other in self._loaded():
-                other.closing = False
-
-    def _check_size(self, resident: Resident, pinned: list[Resident], budget: Budget) -> None:
-        left = budget.total - sum(r.memory for r in pinned)
-        if resident.memory <= left:
-            return
-        held = f", of which {', '.join(r.alias for r in pinned)} keep {_size(budget.total - left)}" if pinned else ""
-        raise ModelError(
-            f"the model {resident.alias} needs about {_size(resident.memory)} of memory ({_size(resident.spec.size)} of"
-            f" weights), and models may take {_size(budget.total)}{held}: lower model.ctx or model.pool, choose a"
-            " smaller model, or raise models.memory",
-            code="does_not_fit",
-        )
-
-    async def _wait_for_one(self, resident: Resident, others: list[Resident], deadline: float) -> None:
-        """Until one of `others` is idle. New requests to the least recently used wait meanwhile. UnavailableError."""
-        loading = [r.link.first for r in self._loaded() if r.link is not None and r is not resident and r.starting]
-        left = deadline - asyncio.get_running_loop().time()
-        waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(asyncio.wait(loading))} if loading else set()
-        waits |= {asyncio.ensure_future(r.idle()) for r in others}
-        if others and not any(r.closing for r in others):
-            others[0].closing = True
-        try:
-            if waits and left > 0:
-                done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if done:
-                    return
-        finally:
-            for wait in waits:
-                wait.cancel()
-        raise UnavailableError(
-            f"the model {resident.alias} needs {_size(resident.memory)} of memory, which"
-            f" {', '.join(r.alias for r in self._loaded() if r is not resident)} use for running requests: try again",
-            code="no_room",
-            retry_after=10,
-        )
-
-    def _pinned(self, but: Resident) -> list[Resident]:
-        return [r for r in self._loaded() if r is not but and r.spec.pinned]
-
-    def _cells(self, resident: Resident, budget: Budget) -> int:
-        """Bytes that its pool of cells may take, beside the models that stay and what of its weights lies in RAM."""
-        left = replace(budget, total=max(0, budget.total - sum(r.memory for r in self._pinned(resident))))
-        spec = resident.spec
-        return left.pool(replace(spec, size=max(0, spec.size - sum(resident.on_devices.values()))))
-
-    async def _usable_devices(self, resident: Resident) -> Bytes:
-        """What is free, while no model is loaded, of the devices that it computes on."""
-        if resident.spec.settings.gpu_layers == 0:
-            return {}
-        if self._devices is None:
-            free = await ask_devices(self._environ)
-            self._devices = {
-                name: one + sum(r.on_devices.get(name, 0) for r in self._loaded()) for name, one in free.items()
-            }
-        return usable(self._devices, resident.spec.settings)
-
-    def _there(self, but: Resident, *, pinned: bool) -> list[Bytes]:
-        """What others take on devices: all, or those that stay."""
-        return [r.on_devices for r in (self._pinned(but) if pinned else self._loaded()) if r is not but]
-
-    def _crowded(self, resident: Resident, devices: Bytes) -> bool:
-        """Would more of its weights lie on its devices, if models that may go did?"""
-        now, then = (left_by(devices, self._there(resident, pinned=one)) for one in (False, True))
-        return most_there(resident.spec.size, now) < most_there(resident.spec.size, then)
+    # ------------------------------------------------------------------------------------------------- unloading
 
     def _loaded(self) -> list[Resident]:
         return [r for r in self._residents.values() if r.link is not None]
-
-    def _used(self, but: Resident) -> int:
-        return sum(r.memory for r in self._loaded() if r is not but)
 
     async def _unload(self, resident: Resident, why: str) -> None:
         """End its worker. The caller holds `_room`, and nobody holds the model."""
@@ -597,7 +500,3 @@ def _seen(task: asyncio.Task[None]) -> None:
     """Its error is told to those who wait for it; there may be none."""
     if not task.cancelled():
         task.exception()
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -35,7 +35,7 @@ Make = Callable[..., Pool]
 @pytest.fixture
 def make(house: House, monkeypatch: pytest.MonkeyPatch) -> Make:
     """A pool of models `a`, `b` and `c` without a main one, and room for `room` of them."""
-    monkeypatch.setattr("homeprefixd.models.pool.guess_memory", lambda spec, pool: NEED)
+    monkeypatch.setattr("homeprefixd.models.space.guess_memory", lambda spec, pool: NEED)
     monkeypatch.setattr(Resident, "measure", lambda self: None)
 
     def maker(*arguments: str, room: int = 1, patience: float = 20.0, main: str = "", **settings: float) -> Pool:
@@ -197,7 +197,7 @@ def on_gpu(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *alias
     async def devices(environ: Mapping[str, str]) -> dict[str, int]:
         return {"GPU0": 24 * gib}
 
-    monkeypatch.setattr("homeprefixd.models.pool.ask_devices", devices)
+    monkeypatch.setattr("homeprefixd.models.space.ask_devices", devices)
     path = tmp_path / "x.gguf"
     path.write_bytes(pairs(("general.architecture", 8, struct.pack("<Q", 5) + b"llama")))
     specs = [
