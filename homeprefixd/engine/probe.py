@@ -97,12 +97,10 @@ class _KeptProblem(NamedTuple):
 Kept = TypeVar("Kept", _KeptOutcome, _KeptProblem)
 
 
-def _holds(kept: _KeptOutcome | _KeptProblem | None, files: Files) -> bool:
+def _holds(kept: _KeptOutcome | _KeptProblem, files: Files) -> bool:
     """Whether what was found then is true of these files; see above."""
-    if kept is None or kept.files == files:
-        return kept is not None
     written = any(old[:2] == new[:2] and old != new for old, new in zip(kept.files, files, strict=False))
-    return kept.good and not written
+    return kept.files == files or (kept.good and not written)
 
 
 def _identities(*paths: Path) -> Files:
