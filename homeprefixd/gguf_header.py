@@ -65,7 +65,7 @@ def _read(path: Path, what: Callable[[_Reader], _Found]) -> _Found:
     try:
         with path.open("rb") as file:
             return what(_Reader(file, os.fstat(file.fileno()).st_size))
-    except (_DamagedError, struct.error, ValueError, OverflowError) as error:  # a number may be none, or infinite
+    except _FAULTS as error:
         raise ModelError(f"{path} is damaged ({error}): download it again.", code="model_load_failed") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.", code="model_load_failed") from error
@@ -93,12 +93,15 @@ def tensor_places(data: bytes, name: str) -> list[TensorPlace]:
     """
     try:
         return _Reader(io.BytesIO(data), len(data)).tensors()
-    except (_DamagedError, struct.error, UnicodeDecodeError) as error:
+    except _FAULTS as error:
         raise ModelError(f"{name} is damaged ({error}): download it again.", code="model_load_failed") from error
 
 
 class _DamagedError(Exception):
     """What is read makes no sense."""
+
+
+_FAULTS = (_DamagedError, struct.error, ValueError, OverflowError)  # a text may be none, and a number none or infinite
 
 
 class _Reader:

@@ -152,6 +152,12 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
         assert all(place.kind != F32 or place.offset + 4 * place.count <= len(data) for place in places)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_an_alignment_that_is_no_number(number: float) -> None:
+    with pytest.raises(ModelError, match=r"^v is damaged "):
+        tensor_places(header(pair("general.alignment", 9, struct.pack("<IQf", 6, 1, number))), "v")
+
+
 def test_what_memory_a_model_takes(tmp_path: Path) -> None:
     path = write(tmp_path, header())
     per_token = LAYERS * HEADS * 2 * (WIDTH // HEADS) * 2
