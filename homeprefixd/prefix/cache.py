@@ -340,6 +340,14 @@ class Cache:
         if self._behind is not None:
             self._behind.requeue(most)
 
+    def unpinned(self, most: int | None = None) -> None:
+        """*Writer.* What pins kept may go: shares that they were in the way of are met, and what was refused is tried.
+
+        `most`: as of `requeue`.
+        """
+        if self._behind is not None:
+            self._behind.unpinned(most)
+
     def resize(self, limit: int) -> int:
         """*Writer.* Have another budget of disk from now on, in bytes; the store shrinks to it in steps.
 

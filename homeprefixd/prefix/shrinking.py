@@ -46,7 +46,8 @@ class Shrinking:
 
     def stepped(self, gone: bool, in_use: bool) -> None:
         """A step was taken: `gone` says whether it removed anything. If not, no more can go: the budget is met, or
-        what is in use is in the way for a while, which `in_use` says also where it is a share that is not met."""
+        what is in use is in the way for a while, which `in_use` says also where it is a share that is not met. One
+        that only pins are in the way of waits for `begin`."""
         self._was_larger |= gone
         if gone:
             return

@@ -77,6 +77,7 @@ class WriteBehind:
                 return self._retry(now)
             if self._daily_writes:
                 self._spare_the_disk()
+            cache.pins.expire()
             with cache.lock:
                 batch = self._take(now, everything)
                 touches = self._take_touches(now, bool(batch) or everything or self._shrinking.is_due())
@@ -149,6 +150,12 @@ class WriteBehind:
                 pins.write({place: row})
         self._pinned = pins.protected()
         requeue(self._cache, self._disk, self.accounts(), self._is_idle, most)
+
+    def unpinned(self, most: int | None) -> None:
+        """See `Cache.unpinned`."""
+        if any(account.used > account.limit for account in self.accounts()):
+            self.shrink()
+        self.requeue(most)
 
     def _takes_back(self, now: float) -> bool:
         """Do blocks wait now for which the queue had no room before?"""

@@ -13,7 +13,7 @@ from faulty_disk import FaultyDisk
 from prefix_testing import MIB, House
 
 from homeprefixd.errors import StoreError
-from homeprefixd.frames.store import Pin
+from homeprefixd.frames.store import Pin, Unpin
 from homeprefixd.prefix.blocks import BLOCK_TOKENS, to_le
 from homeprefixd.prefix.cache import BlockLostError
 from homeprefixd.prefix.disk import FEW
@@ -101,6 +101,25 @@ def test_a_smaller_share_is_kept_once_what_is_in_use_is_not(house: House) -> Non
     later(house)
     [account] = house.cache.accounts()
     assert account.used <= account.limit
+
+
+@pytest.mark.parametrize("how", ["unpinned", "expired"])
+def test_a_smaller_share_is_kept_once_nothing_of_it_is_pinned(house: House, how: str) -> None:
+    """Nothing else happens that the store would look at it for."""
+    keys = saved(house, THREE, owner="guest")
+    house.cache.pins.pin(Pin(0, house.namespace, to_le(THREE), label="p", ttl=10_000 if how == "expired" else 0))
+    house.cache.set_shares({}, {"guest": 1})
+    later(house)
+    assert on_disk(house, keys) == 10
+    if how == "unpinned":
+        house.cache.pins.unpin(Unpin(0, label="p"))
+    else:
+        house.now += 10_000
+    later(house, 1)
+    [account] = house.cache.accounts()
+    assert account.used <= account.limit
+    assert not house.cache.pins.rows
+    assert house.cache.write() is None  # it waits for nothing
 
 
 def test_a_purge_that_fails_counts_nothing(house: House) -> None:
