@@ -25,7 +25,7 @@ from .arena import Arena, pages
 from .blocks import Namespace
 from .codec import Decoder
 from .committing import Committing
-from .disk import Disk, DiskFullError, DiskTroubleError, Touch
+from .disk import FEW, Disk, DiskFullError, DiskTroubleError, Touch
 from .disk_file import is_corruption
 from .hot import Extent, HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
@@ -419,10 +419,11 @@ class Cache:
 
     # ---------------------------------------------------------------------------------------------------- faults
 
-    def damaged(self, place: bytes, reason: str) -> int:
-        """A node's payload is not what was written: it and all below it are gone. Returns how many; 0 if none is there.
+    def damaged(self, place: bytes, reason: str) -> list[bytes]:
+        """A node's payload is not what was written: it and all below it are gone. Returns their keys; [] if none is
+        there.
 
-        The writer removes them from the disk.
+        They are `hidden` until the writer has removed them from the disk.
         """
         return self._loading.damaged(place, reason)
 
@@ -436,31 +437,35 @@ class Cache:
         only its copy in RAM is not, that goes. Returns how many are gone. Reads from the disk."""
         return self._loading.refused(namespace, key, reason)
 
-    def discard(self, nodes: Mapping[bytes, bytes]) -> int:
-        """*Writer.* Remove nodes whose records cannot be used, and all below them; returns how many went.
+    def discard(self, nodes: Mapping[bytes, bytes], gone: list[bytes]) -> None:
+        """*Writer.* Remove nodes whose records cannot be used, and all below them; keys of what went are added to
+        `gone`, also where it stops half-way.
 
         `nodes`: tree key -> key by its tokens. Raises DiskFullError, DiskTroubleError.
         """
         if self.disk is None or not nodes:
-            return 0
+            return
         below: dict[bytes, Placed] = {}
         with self.view() as (_tables, warm):
             for key in nodes.values():
                 if warm is not None:
                     below |= {node.tree_key: node for node in warm.subtree(key) if node.tree_key not in nodes}
                 self.forget_hot_subtree(key)
-            gone = [*(node.record.key for node in below.values()), *nodes.values()]
+            going = [*(node.record.key for node in below.values()), *nodes.values()]
             self.counters.damaged += len(nodes)
-            self.removals_seen.add(gone, "damaged")
-            self.hide(gone)
+            self.hide(going)
         try:
-            self.disk.remove(list(below.values()))
+            rest = list(below.values())
+            for at in range(0, len(rest), FEW):
+                self.disk.remove(rest[at : at + FEW])
+                gone += going[at : min(at + FEW, len(rest))]
             self.disk.discard(nodes)
+            gone += nodes.values()
         finally:
             with self.lock:
-                self.show(gone)
+                self.removals_seen.add(gone, "damaged")
+                self.show(going)
                 self.left_disk(gone, drop=True)
-        return len(gone)
 
     def trouble(self, what: str, error: Exception) -> None:
         with self.lock:

@@ -244,22 +244,22 @@ class Loading:
         lease.held[index] = hot
         return hot
 
-    def damaged(self, place: bytes, reason: str) -> int:
-        """A payload is not what was written: the node and all below it are gone, from now on. Returns how many."""
+    def damaged(self, place: bytes, reason: str) -> list[bytes]:
+        """See `Cache.damaged`."""
         cache = self._cache
         with cache.view() as (_tables, warm):
             record = warm.get(place) if warm is not None else None
             if warm is None or record is None:
-                return 0
-            below = [node.record.key for node in warm.subtree(record.key)]
+                return []
+            gone: list[bytes] = [record.key, *(node.record.key for node in warm.subtree(record.key))]
             log.error("a stored block is damaged (%s); it and what follows it will be computed again", reason)
             cache.counters.damaged += 1
-            cache.removals_seen.add((record.key, *below), "damaged")
-            cache.hide((record.key, *below))
+            cache.removals_seen.add(gone, "damaged")
+            cache.hide(gone)
             cache.repairs.append(record.key)
             cache.forget_hot_subtree(record.key)
         cache.wake()
-        return 1 + len(below)
+        return gone
 
     def refused(self, namespace: bytes, key: bytes, reason: str) -> int:
         """See `Cache.refused`."""
@@ -283,7 +283,7 @@ class Loading:
                 cache.counters.damaged += 1
                 cache.forget_hot(hot)
                 return 1
-        return self.damaged(node.tree_key, f"it is what was written, but no state of its model: {reason}")
+        return len(self.damaged(node.tree_key, f"it is what was written, but no state of its model: {reason}"))
 
     def _forget_refused(self, key: bytes, reason: str) -> int:
         """A node that is in RAM only, and all below it."""

@@ -14,7 +14,7 @@ from prefix_testing import MIB, House
 
 from homeprefixd.errors import StoreError
 from homeprefixd.frames.store import Pin, Unpin
-from homeprefixd.prefix.blocks import BLOCK_TOKENS, to_le
+from homeprefixd.prefix.blocks import BLOCK_TOKENS, swap, to_le
 from homeprefixd.prefix.cache import BlockLostError
 from homeprefixd.prefix.disk import FEW
 from homeprefixd.prefix.env_gate import EnvGate
@@ -162,6 +162,29 @@ def test_verify_counts_as_removed_what_is(house: House) -> None:
     disk_of(house).faults.write_error = 0
     later(house)
     assert on_disk(house, keys) == damaged
+
+
+@pytest.mark.parametrize("table", [b"payloads", b"nodes"])
+def test_verify_counts_what_went_before_it_had_to_stop(house: House, table: bytes) -> None:
+    """Of a damaged payload, and of a record that cannot be read."""
+    keys = saved(house, LONG, 100)
+    place = house.namespace + swap(to_le(LONG[:BLOCK_TOKENS])) if table == b"nodes" else keys[0] + bytes(2)
+    with disk_of(house)._env.begin(write=True) as txn:
+        rows = disk_of(house)._tables[table]
+        value = bytearray(txn.get(place, db=rows))
+        value[0 if table == b"nodes" else -1] = 0xC1
+        txn.put(place, bytes(value), db=rows)
+    verifier = Verifier(house.cache, lambda job: job())
+    disk_of(house).faults.write_error, disk_of(house).faults.good_writes = errno.EIO, 1
+    found = verifier.run(repair=True, rate=0)
+    assert found is not None
+    assert (found.removed, on_disk(house, keys)) == (FEW, len(keys) - FEW - (table == b"nodes"))
+    assert house.cache.counters.errors == 1
+    disk_of(house).faults.write_error = 0
+    again = verifier.run(repair=True, rate=0)
+    assert again is not None
+    later(house)
+    assert (on_disk(house, keys), house.cache.hidden) == (0, set())
 
 
 @pytest.mark.parametrize("replies", [0, 60])
