@@ -116,6 +116,7 @@ class Cache:
         self.hot = HotTier(arena, policy, now=clock, wall=wall, on_evict=self._evicted)
         self.queue = WriteQueue(write_queue, tail_delay)
         self.touched: dict[bytes, Touch] = {}
+        self.touching: dict[bytes, Touch] = {}  # of those, what is being written: who reads a record may not see it yet
         self.evicted = Evicted()
         self.daily_writes = daily_writes
         self.removals_seen = Removals(wall=wall)
@@ -215,6 +216,11 @@ class Cache:
             self.touched[record.key] = Touch(now, before.hits + 1)
             if len(self.touched) > MAX_TOUCHES:
                 del self.touched[next(iter(self.touched))]
+
+    def unseen(self, record: Record) -> list[Touch]:
+        """Uses that the record of a node on disk does not show yet, the last one last. With the lock held."""
+        found = (self.touching.get(record.key), self.touched.get(record.key))
+        return [touch for touch in found if touch is not None and touch.last_use > record.last_use]
 
     def load(self, lease: Lease, index: int, decoder: Decoder) -> HotNode:
         """Make node `index` of a plan ready and lease it. Raises BlockLostError.

@@ -231,8 +231,7 @@ class Loading:
         hot = cache.hot.by_key.get(record.key)
         if hot is not None:  # computed again and committed meanwhile
             return hot if hot.size == record.size else None
-        touch = cache.touched.get(record.key)
-        if touch is not None and touch.last_use > record.last_use:
+        for touch in cache.unseen(record):
             record.last_use = touch.last_use
             record.hits += touch.hits
         hot = HotNode(Placed(place, record), target.extent, True, target.part, target.parts)

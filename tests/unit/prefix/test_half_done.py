@@ -6,7 +6,7 @@ import contextlib
 import errno
 import random
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from faulty_disk import FaultyDisk
@@ -19,6 +19,7 @@ from homeprefixd.prefix.cache import BlockLostError
 from homeprefixd.prefix.disk import FEW
 from homeprefixd.prefix.env_gate import EnvGate
 from homeprefixd.prefix.purge import purge
+from homeprefixd.prefix.tree import Record
 from homeprefixd.prefix.verifying import Verifier
 
 LONG = [n % 1000 for n in range(BLOCK_TOKENS * (FEW + 44))]
@@ -239,3 +240,40 @@ def test_nothing_that_is_only_in_ram_goes_in_vain(make: Callable[..., House]) ->
     assert all(key in house.cache.hot.by_key for key in fresh)
     house.session.release(other)
     house.session.release(lease)
+
+
+@pytest.mark.parametrize("meanwhile", ["read", "written"])
+def test_a_use_is_known_also_while_it_is_written(house: House, monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
+    """A block is read while its last use is written, or written while it is read: in RAM it must not pass for one that
+    nobody has used for long, which goes first."""
+    [key] = saved(house, ONE[:BLOCK_TOKENS])
+    house.cache.forget_hot(house.cache.hot.by_key[key])
+    disk = disk_of(house)
+    house.now += 1000
+    lease = house.session.lookup(house.namespace, to_le(ONE), limit=len(ONE))
+    used = house.now
+    write, load = disk._write, disk.load
+    if meanwhile == "read":
+
+        def read_before(change: Callable[[Any], object]) -> None:
+            monkeypatch.setattr(disk, "_write", write)
+            house.block(lease, 0)
+            write(change)
+
+        monkeypatch.setattr(disk, "_write", read_before)
+        later(house, 1)
+    else:
+
+        def written_after(*arguments: Any) -> Record:
+            record = load(*arguments)
+            later(house, 1)
+            return record
+
+        monkeypatch.setattr(disk, "load", written_after)
+        house.block(lease, 0)
+    record = house.cache.hot.by_key[key].node.record
+    assert (record.last_use, record.hits) == (pytest.approx(used, abs=1), 1)
+    house.session.release(lease)
+    house.restore(ONE)
+    later(house, 1)
+    assert (house.cache.touched, house.cache.touching) == ({}, {})
