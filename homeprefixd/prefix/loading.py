@@ -165,20 +165,34 @@ class Loading:
         The load's hold on `target` ends with it.
         """
         cache, extent = self._cache, target.extent
-        if self._disk is not None and cache.arena.populate(extent.offset, extent.size):
-            record, reason = self._fill(place, target, size, decoder)
-        else:
-            record, reason = None, "no memory for it"
+        record: Record | None = None
+        try:
+            reason = "no memory for it"
+            if self._disk is not None and cache.arena.populate(extent.offset, extent.size):
+                record, reason = self._fill(place, target, size, decoder)
+        except Exception as error:  # whatever it is: others wait for this load to end
+            cache.trouble("loading a block", error)
+            reason = f"cannot be read: {error}"
         with cache.lock:
             del cache.loading[key]
             cache.loaded.notify_all()
-            gone = key in cache.hidden or (removals != cache.removals and not cache.is_stored(place))
-            if record is not None and gone:
+            if record is not None and self._is_gone(key, place, removals):
                 record, reason = None, "removed"
             try:
                 yield record, reason
             finally:
                 cache.hot.leave(extent)
+
+    def _is_gone(self, key: bytes, place: bytes, removals: int) -> bool:
+        """Whether a block has left the disk, or shall, since `removals` was the cache's count of that."""
+        cache = self._cache
+        if key in cache.hidden or removals == cache.removals:
+            return key in cache.hidden
+        try:
+            return not cache.is_stored(place)
+        except Exception as error:
+            cache.trouble("looking for a block", error)
+            return True
 
     def _fill(self, place: bytes, target: Target, size: int, decoder: Decoder) -> tuple[Record | None, str]:
         """Read a block to where it is to lie."""

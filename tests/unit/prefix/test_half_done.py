@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import lmdb
 import pytest
 from faulty_disk import FaultyDisk
 from prefix_testing import MIB, House
@@ -21,6 +22,7 @@ from homeprefixd.prefix.env_gate import EnvGate
 from homeprefixd.prefix.purge import purge
 from homeprefixd.prefix.tree import Record
 from homeprefixd.prefix.verifying import Verifier
+from homeprefixd.prefix.warm_table import WarmTable
 
 LONG = [n % 1000 for n in range(BLOCK_TOKENS * (FEW + 44))]
 ONE, TWO, THREE = ([n] * BLOCK_TOKENS * 10 for n in (1, 2, 3))
@@ -277,3 +279,35 @@ def test_a_use_is_known_also_while_it_is_written(house: House, monkeypatch: pyte
     house.restore(ONE)
     later(house, 1)
     assert (house.cache.touched, house.cache.touching) == ({}, {})
+
+
+@pytest.mark.parametrize("when", ["found damaged", "removed meanwhile"])
+def test_a_load_ends_also_where_the_tables_cannot_be_read(
+    house: House, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Else whoever wants the block next would wait for it for ever, and its room would be lost."""
+    [key] = saved(house, ONE[:BLOCK_TOKENS])
+    house.cache.forget_hot(house.cache.hot.by_key[key])
+    disk = disk_of(house)
+    lease = house.session.lookup(house.namespace, to_le(ONE), limit=len(ONE))
+    load = disk.load
+
+    def load_and_fail(*arguments: Any) -> Record:
+        monkeypatch.setattr(disk, "table", unreadable)
+        if when == "removed meanwhile":
+            house.cache.removals += 1
+        return load(*arguments)
+
+    def unreadable(*_hidden: object) -> WarmTable:
+        raise lmdb.ReadersFullError
+
+    disk.faults.flips = 1.0 if when == "found damaged" else 0.0
+    monkeypatch.setattr(disk, "load", load_and_fail)
+    with pytest.raises(BlockLostError):
+        house.block(lease, 0)
+    assert (house.cache.loading, lease.coming, house.cache.arena.used) == ({}, set(), 0)
+    assert house.cache.counters.errors == 1
+    monkeypatch.undo()
+    disk.faults.flips = 0.0
+    house.session.release(lease)
+    assert [tier for tier, _state in house.restore(ONE)] == ["warm"]
