@@ -56,7 +56,8 @@ class Shrinking:
             self._step_at = now + _STEP_SECONDS
             return
         compact = self._was_larger or self._disk.file_bytes() > limit * _FILE_MUCH
-        self._step_at, self._was_larger, self._compact_at = None, False, now if compact else None
+        self._step_at, self._was_larger = None, False
+        self._compact_at = now if compact else self._compact_at  # an attempt may be due later
 
     def give_back(self, left_today: int | None) -> None:
         """Make the file smaller, too, if it is time: what is stored has met the budget.
