@@ -4,7 +4,10 @@ The real store process is filled and overfilled by one-shot prompts, as fast as 
 turn: each looks up one of a few household prefixes, waits for all its blocks, and saves a block of its own. The same
 load and hot tier are measured with a budget that is never reached (nothing is evicted from disk), before and after the
 store turns over within its budget. Requests count once as much was written as the hot tier holds: until then all comes
-from RAM. No model: see `store_process.py`.
+from RAM. From then on nearly all comes from disk, with and without eviction: the prefixes are more than RAM has room
+for beside what waits to be written, and what comes in strict turn has always left it by then. How much did is told with
+the figures, as a block from RAM costs next to nothing: where it is not alike, nor are the times. No model: see
+`store_process.py`.
 """
 
 from __future__ import annotations

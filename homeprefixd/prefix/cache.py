@@ -25,7 +25,7 @@ from .arena import Arena, pages
 from .blocks import Namespace
 from .codec import Decoder
 from .committing import Committing
-from .disk import Disk, DiskFullError, DiskTroubleError, Touch
+from .disk import FEW, Disk, DiskFullError, DiskTroubleError, Touch
 from .disk_file import is_corruption
 from .hot import Extent, HotNode, HotTier
 from .loading import BlockLostError, Lease, Loading
@@ -116,6 +116,7 @@ class Cache:
         self.hot = HotTier(arena, policy, now=clock, wall=wall, on_evict=self._evicted)
         self.queue = WriteQueue(write_queue, tail_delay)
         self.touched: dict[bytes, Touch] = {}
+        self.touching: dict[bytes, Touch] = {}  # of those, what is being written: who reads a record may not see it yet
         self.evicted = Evicted()
         self.daily_writes = daily_writes
         self.removals_seen = Removals(wall=wall)
@@ -215,6 +216,11 @@ class Cache:
             self.touched[record.key] = Touch(now, before.hits + 1)
             if len(self.touched) > MAX_TOUCHES:
                 del self.touched[next(iter(self.touched))]
+
+    def unseen(self, record: Record) -> list[Touch]:
+        """Uses that the record of a node on disk does not show yet, the last one last. With the lock held."""
+        found = (self.touching.get(record.key), self.touched.get(record.key))
+        return [touch for touch in found if touch is not None and touch.last_use > record.last_use]
 
     def load(self, lease: Lease, index: int, decoder: Decoder) -> HotNode:
         """Make node `index` of a plan ready and lease it. Raises BlockLostError.
@@ -340,6 +346,14 @@ class Cache:
         if self._behind is not None:
             self._behind.requeue(most)
 
+    def unpinned(self, most: int | None = None) -> None:
+        """*Writer.* What pins kept may go: shares that they were in the way of are met, and what was refused is tried.
+
+        `most`: as of `requeue`.
+        """
+        if self._behind is not None:
+            self._behind.unpinned(most)
+
     def resize(self, limit: int) -> int:
         """*Writer.* Have another budget of disk from now on, in bytes; the store shrinks to it in steps.
 
@@ -411,10 +425,11 @@ class Cache:
 
     # ---------------------------------------------------------------------------------------------------- faults
 
-    def damaged(self, place: bytes, reason: str) -> int:
-        """A node's payload is not what was written: it and all below it are gone. Returns how many; 0 if none is there.
+    def damaged(self, place: bytes, reason: str) -> list[bytes]:
+        """A node's payload is not what was written: it and all below it are gone. Returns their keys; [] if none is
+        there.
 
-        The writer removes them from the disk.
+        They are `hidden` until the writer has removed them from the disk.
         """
         return self._loading.damaged(place, reason)
 
@@ -428,31 +443,35 @@ class Cache:
         only its copy in RAM is not, that goes. Returns how many are gone. Reads from the disk."""
         return self._loading.refused(namespace, key, reason)
 
-    def discard(self, nodes: Mapping[bytes, bytes]) -> int:
-        """*Writer.* Remove nodes whose records cannot be used, and all below them; returns how many went.
+    def discard(self, nodes: Mapping[bytes, bytes], gone: list[bytes]) -> None:
+        """*Writer.* Remove nodes whose records cannot be used, and all below them; keys of what went are added to
+        `gone`, also where it stops half-way.
 
         `nodes`: tree key -> key by its tokens. Raises DiskFullError, DiskTroubleError.
         """
         if self.disk is None or not nodes:
-            return 0
+            return
         below: dict[bytes, Placed] = {}
         with self.view() as (_tables, warm):
             for key in nodes.values():
                 if warm is not None:
                     below |= {node.tree_key: node for node in warm.subtree(key) if node.tree_key not in nodes}
                 self.forget_hot_subtree(key)
-            gone = [*(node.record.key for node in below.values()), *nodes.values()]
+            going = [*(node.record.key for node in below.values()), *nodes.values()]
             self.counters.damaged += len(nodes)
-            self.removals_seen.add(gone, "damaged")
-            self.hide(gone)
+            self.hide(going)
         try:
-            self.disk.remove(list(below.values()))
+            rest = list(below.values())
+            for at in range(0, len(rest), FEW):
+                self.disk.remove(rest[at : at + FEW])
+                gone += going[at : min(at + FEW, len(rest))]
             self.disk.discard(nodes)
+            gone += nodes.values()
         finally:
             with self.lock:
-                self.show(gone)
+                self.removals_seen.add(gone, "damaged")
+                self.show(going)
                 self.left_disk(gone, drop=True)
-        return len(gone)
 
     def trouble(self, what: str, error: Exception) -> None:
         with self.lock:

@@ -188,8 +188,8 @@ class Committing:
             cache.trouble("removing edges", error)
 
     def _uses(self, node: Placed) -> int:
-        touch = self._cache.touched.get(node.record.key) if node.record.key not in self._cache.hot.by_key else None
-        return node.record.hits + (touch.hits if touch is not None else 0)
+        unseen = self._cache.unseen(node.record) if node.record.key not in self._cache.hot.by_key else []
+        return node.record.hits + sum(touch.hits for touch in unseen)
 
     def _remove(self, node: Placed, warm: WarmTable | None) -> None:
         cache, key = self._cache, node.record.key

@@ -165,20 +165,34 @@ class Loading:
         The load's hold on `target` ends with it.
         """
         cache, extent = self._cache, target.extent
-        if self._disk is not None and cache.arena.populate(extent.offset, extent.size):
-            record, reason = self._fill(place, target, size, decoder)
-        else:
-            record, reason = None, "no memory for it"
+        record: Record | None = None
+        try:
+            reason = "no memory for it"
+            if self._disk is not None and cache.arena.populate(extent.offset, extent.size):
+                record, reason = self._fill(place, target, size, decoder)
+        except Exception as error:  # whatever it is: others wait for this load to end
+            cache.trouble("loading a block", error)
+            reason = f"cannot be read: {error}"
         with cache.lock:
             del cache.loading[key]
             cache.loaded.notify_all()
-            gone = key in cache.hidden or (removals != cache.removals and not cache.is_stored(place))
-            if record is not None and gone:
+            if record is not None and self._is_gone(key, place, removals):
                 record, reason = None, "removed"
             try:
                 yield record, reason
             finally:
                 cache.hot.leave(extent)
+
+    def _is_gone(self, key: bytes, place: bytes, removals: int) -> bool:
+        """Whether a block has left the disk, or shall, since `removals` was the cache's count of that."""
+        cache = self._cache
+        if key in cache.hidden or removals == cache.removals:
+            return key in cache.hidden
+        try:
+            return not cache.is_stored(place)
+        except Exception as error:
+            cache.trouble("looking for a block", error)
+            return True
 
     def _fill(self, place: bytes, target: Target, size: int, decoder: Decoder) -> tuple[Record | None, str]:
         """Read a block to where it is to lie."""
@@ -231,8 +245,7 @@ class Loading:
         hot = cache.hot.by_key.get(record.key)
         if hot is not None:  # computed again and committed meanwhile
             return hot if hot.size == record.size else None
-        touch = cache.touched.get(record.key)
-        if touch is not None and touch.last_use > record.last_use:
+        for touch in cache.unseen(record):
             record.last_use = touch.last_use
             record.hits += touch.hits
         hot = HotNode(Placed(place, record), target.extent, True, target.part, target.parts)
@@ -244,22 +257,22 @@ class Loading:
         lease.held[index] = hot
         return hot
 
-    def damaged(self, place: bytes, reason: str) -> int:
-        """A payload is not what was written: the node and all below it are gone, from now on. Returns how many."""
+    def damaged(self, place: bytes, reason: str) -> list[bytes]:
+        """See `Cache.damaged`."""
         cache = self._cache
         with cache.view() as (_tables, warm):
             record = warm.get(place) if warm is not None else None
             if warm is None or record is None:
-                return 0
-            below = [node.record.key for node in warm.subtree(record.key)]
+                return []
+            gone: list[bytes] = [record.key, *(node.record.key for node in warm.subtree(record.key))]
             log.error("a stored block is damaged (%s); it and what follows it will be computed again", reason)
             cache.counters.damaged += 1
-            cache.removals_seen.add((record.key, *below), "damaged")
-            cache.hide((record.key, *below))
+            cache.removals_seen.add(gone, "damaged")
+            cache.hide(gone)
             cache.repairs.append(record.key)
             cache.forget_hot_subtree(record.key)
         cache.wake()
-        return 1 + len(below)
+        return gone
 
     def refused(self, namespace: bytes, key: bytes, reason: str) -> int:
         """See `Cache.refused`."""
@@ -283,7 +296,7 @@ class Loading:
                 cache.counters.damaged += 1
                 cache.forget_hot(hot)
                 return 1
-        return self.damaged(node.tree_key, f"it is what was written, but no state of its model: {reason}")
+        return len(self.damaged(node.tree_key, f"it is what was written, but no state of its model: {reason}"))
 
     def _forget_refused(self, key: bytes, reason: str) -> int:
         """A node that is in RAM only, and all below it."""

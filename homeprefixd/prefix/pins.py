@@ -139,20 +139,24 @@ class Pins:
     def protected(self) -> frozenset[bytes]:
         """*Writer.* Keys of nodes on disk that must not be evicted: of each pin the last one of its path that is there,
         or from which can be gone on, and the edges for that.
-
-        Forgets what has expired.
         """
         if self._disk is None or not self.rows:
             return frozenset()
-        self._forget(self.rows.keys() - self.live().keys())
         stale = set(self._cache.usage.stale(self._cache.namespaces))
         found: set[bytes] = set()
         with self._disk.table() as warm:
-            for place, row in self.rows.items():
+            for place, row in self.live().items():
                 if row.namespace not in stale:
                     for point in held([warm], warm.place, place, row, self._window(row.namespace)):
                         found.update((point.node.record.key, *(edge.record.key for edge in point.edges)))
         return frozenset(found)
+
+    def expire(self) -> None:
+        """*Writer.* Forget what has expired: then is as after an `unpin`."""
+        expired = self.rows.keys() - self.live().keys()
+        if expired:
+            self._forget(expired)
+            self._cache.unpinned()
 
     def ends(self) -> dict[bytes, list[bytes]]:
         """Keys of the nodes with which what is stored of pins ends, in any tier, and the places of those pins."""
@@ -271,7 +275,7 @@ class Pins:
         gone = [self._last_on_disk(place, live[place]) for place in chosen]
         for place in chosen:
             self._put(place, None)
-        self._cache.requeue(sum(map(self._bytes, gone)))  # another may fit now
+        self._cache.unpinned(sum(map(self._bytes, gone)))
         self._cache.wake()
         return found
 

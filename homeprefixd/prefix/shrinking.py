@@ -46,7 +46,8 @@ class Shrinking:
 
     def stepped(self, gone: bool, in_use: bool) -> None:
         """A step was taken: `gone` says whether it removed anything. If not, no more can go: the budget is met, or
-        what is in use is in the way for a while, which `in_use` says also where it is a share that is not met."""
+        what is in use is in the way for a while, which `in_use` says also where it is a share that is not met. One
+        that only pins are in the way of waits for `begin`."""
         self._was_larger |= gone
         if gone:
             return
@@ -55,7 +56,8 @@ class Shrinking:
             self._step_at = now + _STEP_SECONDS
             return
         compact = self._was_larger or self._disk.file_bytes() > limit * _FILE_MUCH
-        self._step_at, self._was_larger, self._compact_at = None, False, now if compact else None
+        self._step_at, self._was_larger = None, False
+        self._compact_at = now if compact else self._compact_at  # an attempt may be due later
 
     def give_back(self, left_today: int | None) -> None:
         """Make the file smaller, too, if it is time: what is stored has met the budget.

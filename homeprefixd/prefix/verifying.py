@@ -42,7 +42,7 @@ class Findings:
     nodes: int = 0
     bytes: int = 0  # of payload, as stored
     damaged: int = 0
-    removed: int = 0  # with those below them
+    removed: int = 0  # with those below them, as far as the disk let them go
     problems: list[str] = field(default_factory=list)  # "id: reason", the first ones
     seconds: float = 0.0
     complete: bool = False
@@ -104,6 +104,7 @@ class Verifier:
         found: Findings,
     ) -> Findings:
         unreadable: dict[bytes, bytes] = {}
+        waiting: set[bytes] = set()
         begin = time.monotonic()
         at: bytes | None = b""
         while at is not None and self._cache.disk is not None:
@@ -112,12 +113,16 @@ class Verifier:
             if stop():
                 break
             checked = self._some(at)
-            self._take(checked, found, repair, unreadable)
+            self._take(checked, found, repair, unreadable, waiting)
+            self._count(found, waiting)
             at = checked.following
             _rest(partial(_seconds, checked.size, rate), stop)
         if unreadable:
             log.error("%d stored nodes are damaged; they are removed, with those below them", len(unreadable))
-            found.removed += self._in_writer(lambda: self._cache.discard(unreadable))
+            gone: list[bytes] = []
+            self._in_writer(lambda: self._cache.discard(unreadable, gone))
+            found.removed += len(gone)
+        self._count(found, waiting)  # the writer may have gone on where it had to stop
         found.complete = at is None
         found.seconds = time.monotonic() - begin
         return found
@@ -135,7 +140,10 @@ class Verifier:
         with self._cache.disk.reading() as (txn, tables):
             return is_still(txn, tables, problem)
 
-    def _take(self, checked: Checked, found: Findings, repair: bool, unreadable: dict[bytes, bytes]) -> None:
+    def _take(
+        self, checked: Checked, found: Findings, repair: bool, unreadable: dict[bytes, bytes], waiting: set[bytes]
+    ) -> None:
+        """`unreadable`: tree key -> key of what is to be discarded; `waiting`: keys of what is to be removed."""
         found.nodes += checked.nodes
         found.bytes += checked.size
         for problem in checked.problems:
@@ -144,25 +152,26 @@ class Verifier:
             found.damaged += 1
             if len(found.problems) < _NAMED:
                 found.problems.append(f"{problem.key.hex()[:16]}: {problem.reason}")
-            if repair and problem.readable and (count := self._cache.damaged(problem.tree_key, problem.reason)):
-                found.removed += self._in_writer(partial(self._remove, count))
+            if repair and problem.readable and (going := self._cache.damaged(problem.tree_key, problem.reason)):
+                waiting.update(going)
+                self._in_writer(self._cache.repair)
             elif repair:
                 unreadable[problem.tree_key] = problem.key
 
-    def _remove(self, count: int) -> int:
-        """What was found damaged: `count` nodes. Raises DiskFullError, DiskTroubleError."""
-        self._cache.repair()
-        return count
+    def _count(self, found: Findings, waiting: set[bytes]) -> None:
+        """Those that have left the disk wait no longer."""
+        with self._cache.lock:
+            gone = waiting - self._cache.hidden
+        found.removed += len(gone)
+        waiting -= gone
 
-    def _in_writer(self, change: Callable[[], int]) -> int:
-        """Run `change` in the writer's thread and wait for it; its result, 0 if the disk did not let it."""
+    def _in_writer(self, change: Callable[[], None]) -> None:
+        """Run `change` in the writer's thread and wait for it, done or refused by the disk."""
         done = threading.Event()
-        result = 0
 
         def run() -> None:
-            nonlocal result
             try:
-                result = change()
+                change()
             except (DiskFullError, DiskTroubleError) as error:
                 self._cache.trouble("removing what is damaged", error)
             finally:
@@ -171,7 +180,6 @@ class Verifier:
         self._submit(run)
         while not done.wait(0.5) and not self._cache.out_of_time():
             pass
-        return result
 
 
 class Scrubber:

@@ -77,6 +77,7 @@ class WriteBehind:
                 return self._retry(now)
             if self._daily_writes:
                 self._spare_the_disk()
+            cache.pins.expire()
             with cache.lock:
                 batch = self._take(now, everything)
                 touches = self._take_touches(now, bool(batch) or everything or self._shrinking.is_due())
@@ -149,6 +150,12 @@ class WriteBehind:
                 pins.write({place: row})
         self._pinned = pins.protected()
         requeue(self._cache, self._disk, self.accounts(), self._is_idle, most)
+
+    def unpinned(self, most: int | None) -> None:
+        """See `Cache.unpinned`."""
+        if any(account.used > account.limit for account in self.accounts()):
+            self.shrink()
+        self.requeue(most)
 
     def _takes_back(self, now: float) -> bool:
         """Do blocks wait now for which the queue had no room before?"""
@@ -259,7 +266,9 @@ class WriteBehind:
         keys = list(self._cache.touched)[:_TOUCHES_AT_ONCE]
         if len(keys) == len(self._cache.touched):
             self._touches_written = now
-        return {key: self._cache.touched.pop(key) for key in keys}
+        taken = {key: self._cache.touched.pop(key) for key in keys}
+        self._cache.touching |= taken
+        return taken
 
     def _write_some(self, batch: list[HotNode], touches: dict[bytes, Touch]) -> bool:
         """One round of everything that changes the disk; False if it failed."""
@@ -337,9 +346,19 @@ class WriteBehind:
             self._cache.writing = []
             if failure is not None:
                 self._cache.touched = {**touches, **self._cache.touched}
+            self._forget_touching()
         self._cache.written()
         self._judge(failure)
         return failure is None or isinstance(failure, BudgetError)
+
+    def _forget_touching(self) -> None:
+        """Uses were written, but for what is being loaded: its record may have been read before. With the lock held."""
+        cache = self._cache
+        cache.touching = {
+            key: touch
+            for key, touch in cache.touching.items()
+            if key in cache.loading and key not in cache.touched  # which has it again, or a later one
+        }
 
     def _store(
         self, pending: list[Pending], touches: dict[bytes, Touch], need: int, gone: list[Placed], stale: list[bytes]

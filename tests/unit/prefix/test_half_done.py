@@ -6,20 +6,23 @@ import contextlib
 import errno
 import random
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
+import lmdb
 import pytest
 from faulty_disk import FaultyDisk
 from prefix_testing import MIB, House
 
 from homeprefixd.errors import StoreError
-from homeprefixd.frames.store import Pin
-from homeprefixd.prefix.blocks import BLOCK_TOKENS, to_le
+from homeprefixd.frames.store import Pin, Unpin
+from homeprefixd.prefix.blocks import BLOCK_TOKENS, swap, to_le
 from homeprefixd.prefix.cache import BlockLostError
 from homeprefixd.prefix.disk import FEW
 from homeprefixd.prefix.env_gate import EnvGate
 from homeprefixd.prefix.purge import purge
+from homeprefixd.prefix.tree import Record
 from homeprefixd.prefix.verifying import Verifier
+from homeprefixd.prefix.warm_table import WarmTable
 
 LONG = [n % 1000 for n in range(BLOCK_TOKENS * (FEW + 44))]
 ONE, TWO, THREE = ([n] * BLOCK_TOKENS * 10 for n in (1, 2, 3))
@@ -103,6 +106,25 @@ def test_a_smaller_share_is_kept_once_what_is_in_use_is_not(house: House) -> Non
     assert account.used <= account.limit
 
 
+@pytest.mark.parametrize("how", ["unpinned", "expired"])
+def test_a_smaller_share_is_kept_once_nothing_of_it_is_pinned(house: House, how: str) -> None:
+    """Nothing else happens that the store would look at it for."""
+    keys = saved(house, THREE, owner="guest")
+    house.cache.pins.pin(Pin(0, house.namespace, to_le(THREE), label="p", ttl=10_000 if how == "expired" else 0))
+    house.cache.set_shares({}, {"guest": 1})
+    later(house)
+    assert on_disk(house, keys) == 10
+    if how == "unpinned":
+        house.cache.pins.unpin(Unpin(0, label="p"))
+    else:
+        house.now += 10_000
+    later(house, 1)
+    [account] = house.cache.accounts()
+    assert account.used <= account.limit
+    assert not house.cache.pins.rows
+    assert house.cache.write() is None  # it waits for nothing
+
+
 def test_a_purge_that_fails_counts_nothing(house: House) -> None:
     keys = saved(house, ONE)
     disk_of(house).faults.write_error = errno.EIO
@@ -143,6 +165,29 @@ def test_verify_counts_as_removed_what_is(house: House) -> None:
     disk_of(house).faults.write_error = 0
     later(house)
     assert on_disk(house, keys) == damaged
+
+
+@pytest.mark.parametrize("table", [b"payloads", b"nodes"])
+def test_verify_counts_what_went_before_it_had_to_stop(house: House, table: bytes) -> None:
+    """Of a damaged payload, and of a record that cannot be read."""
+    keys = saved(house, LONG, 100)
+    place = house.namespace + swap(to_le(LONG[:BLOCK_TOKENS])) if table == b"nodes" else keys[0] + bytes(2)
+    with disk_of(house)._env.begin(write=True) as txn:
+        rows = disk_of(house)._tables[table]
+        value = bytearray(txn.get(place, db=rows))
+        value[0 if table == b"nodes" else -1] = 0xC1
+        txn.put(place, bytes(value), db=rows)
+    verifier = Verifier(house.cache, lambda job: job())
+    disk_of(house).faults.write_error, disk_of(house).faults.good_writes = errno.EIO, 1
+    found = verifier.run(repair=True, rate=0)
+    assert found is not None
+    assert (found.removed, on_disk(house, keys)) == (FEW, len(keys) - FEW - (table == b"nodes"))
+    assert house.cache.counters.errors == 1
+    disk_of(house).faults.write_error = 0
+    again = verifier.run(repair=True, rate=0)
+    assert again is not None
+    later(house)
+    assert (on_disk(house, keys), house.cache.hidden) == (0, set())
 
 
 @pytest.mark.parametrize("replies", [0, 60])
@@ -197,3 +242,72 @@ def test_nothing_that_is_only_in_ram_goes_in_vain(make: Callable[..., House]) ->
     assert all(key in house.cache.hot.by_key for key in fresh)
     house.session.release(other)
     house.session.release(lease)
+
+
+@pytest.mark.parametrize("meanwhile", ["read", "written"])
+def test_a_use_is_known_also_while_it_is_written(house: House, monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
+    """A block is read while its last use is written, or written while it is read: in RAM it must not pass for one that
+    nobody has used for long, which goes first."""
+    [key] = saved(house, ONE[:BLOCK_TOKENS])
+    house.cache.forget_hot(house.cache.hot.by_key[key])
+    disk = disk_of(house)
+    house.now += 1000
+    lease = house.session.lookup(house.namespace, to_le(ONE), limit=len(ONE))
+    used = house.now
+    write, load = disk._write, disk.load
+    if meanwhile == "read":
+
+        def read_before(change: Callable[[Any], object]) -> None:
+            monkeypatch.setattr(disk, "_write", write)
+            house.block(lease, 0)
+            write(change)
+
+        monkeypatch.setattr(disk, "_write", read_before)
+        later(house, 1)
+    else:
+
+        def written_after(*arguments: Any) -> Record:
+            record = load(*arguments)
+            later(house, 1)
+            return record
+
+        monkeypatch.setattr(disk, "load", written_after)
+        house.block(lease, 0)
+    record = house.cache.hot.by_key[key].node.record
+    assert (record.last_use, record.hits) == (pytest.approx(used, abs=1), 1)
+    house.session.release(lease)
+    house.restore(ONE)
+    later(house, 1)
+    assert (house.cache.touched, house.cache.touching) == ({}, {})
+
+
+@pytest.mark.parametrize("when", ["found damaged", "removed meanwhile"])
+def test_a_load_ends_also_where_the_tables_cannot_be_read(
+    house: House, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Else whoever wants the block next would wait for it for ever, and its room would be lost."""
+    [key] = saved(house, ONE[:BLOCK_TOKENS])
+    house.cache.forget_hot(house.cache.hot.by_key[key])
+    disk = disk_of(house)
+    lease = house.session.lookup(house.namespace, to_le(ONE), limit=len(ONE))
+    load = disk.load
+
+    def load_and_fail(*arguments: Any) -> Record:
+        monkeypatch.setattr(disk, "table", unreadable)
+        if when == "removed meanwhile":
+            house.cache.removals += 1
+        return load(*arguments)
+
+    def unreadable(*_hidden: object) -> WarmTable:
+        raise lmdb.ReadersFullError
+
+    disk.faults.flips = 1.0 if when == "found damaged" else 0.0
+    monkeypatch.setattr(disk, "load", load_and_fail)
+    with pytest.raises(BlockLostError):
+        house.block(lease, 0)
+    assert (house.cache.loading, lease.coming, house.cache.arena.used) == ({}, set(), 0)
+    assert house.cache.counters.errors == 1
+    monkeypatch.undo()
+    disk.faults.flips = 0.0
+    house.session.release(lease)
+    assert [tier for tier, _state in house.restore(ONE)] == ["warm"]
