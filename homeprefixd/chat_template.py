@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .errors import ModelError
@@ -14,7 +15,7 @@ def template_text(given: str, own: str) -> str:
     if "{" in given or "\n" in given:
         return given
     try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
+        return Path(os.path.expanduser(given)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(
             f"`model.chat_template` is {given}, which cannot be read ({error}): it must be a template's text or file."

@@ -125,7 +125,7 @@ def find_file(
     variable = f"{PREFIX}CONFIG"
     named = config_file or (Flag(variable, environ[variable]) if environ.get(variable) else None)
     if named is not None:
-        path = Path(named.text).expanduser()
+        path = Path(os.path.expanduser(named.text))
         if not os.path.isfile(path):
             raise ConfigError(f"{named.name}: there is no readable file {path}; name a TOML file, or leave it out")
         return path
@@ -147,7 +147,7 @@ def cache_directory(configured: str, environ: Mapping[str, str]) -> Path:
     Raises ConfigError where none of them is there, or it is a file.
     """
     if configured:
-        path = Path(configured).expanduser()
+        path = Path(os.path.expanduser(configured))
         if os.path.isfile(path):
             raise ConfigError(f"cache.dir (--cache-dir): {path} is a file, not a directory")
         return path
@@ -313,14 +313,14 @@ def _resolve_paths(values: dict[str, Any], origins: Mapping[str, Origin], file: 
             continue
         if path == "model.chat_template" and re.search(r"[\n{]", text):
             continue  # a template may be given as its text
-        place = Path(text).expanduser()
+        place = Path(os.path.expanduser(text))
         if origins[path].kind == "file" and file is not None:
             place = file.absolute().parent / place
         values[path] = str(place.absolute())
     for path in (ADAPTERS, CONTROL_VECTORS):
         beside = file.absolute().parent if origins[path].kind == "file" and file is not None else Path()
         values[path] = [
-            {**one, "path": str((beside / Path(one["path"]).expanduser()).absolute())} for one in values[path]
+            {**one, "path": str((beside / Path(os.path.expanduser(one["path"]))).absolute())} for one in values[path]
         ]
 
 

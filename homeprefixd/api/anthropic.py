@@ -311,9 +311,8 @@ async def count_tokens(request: web.Request) -> web.Response:
     alias = backend.resolve(body.model)
     rid = f"ask-{request.app[IDENTITY].token()}"
     tools, kwargs = conversation.without_strict(_tools(body.tools))[0], _template_kwargs(body)
-    fields.check_plain("tools", tools)
-    fields.check_plain("chat_template_kwargs", kwargs)
     asked = Generate(rid, messages_of(body), None, tools, kwargs, 1, [], Sampling(), False)
+    conversation.check_call(asked)
     found = await backend.convert(alias, TokenizeRequest(rid, with_standing(request, asked, None)))
     return json_response({"input_tokens": len(found.tokens)})
 

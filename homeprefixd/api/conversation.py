@@ -121,13 +121,14 @@ def allowed_tools(
     choice: dict[str, Any],
     tools: Sequence[dict[str, Any]] | None,
     hosted: Container[str] = (),
-    stand_for: Callable[[dict[str, Any]], list[str] | None] = lambda tool: None,
+    stand_for: Callable[[dict[str, Any]], list[str] | str | None] = lambda tool: None,
 ) -> tuple[str, list[str]]:
     """`Generate.tool_choice` and `allowed_tools` of a `tool_choice` of that type, in either of OpenAI's forms.
 
     All of `tools` stay in the prompt, so that its beginning stays the same whichever are allowed. `hosted`: types
     of tools that were offered but left out of `tools`, and so here. `stand_for`: the names in `tools` of what a
-    dialect names in another way, None for what it does not know. Raises RequestError.
+    dialect names in another way, one that should be there and is not, None for what it does not know. Raises
+    RequestError.
     """
     given = choice.get("allowed_tools", choice)
     where = "tool_choice.allowed_tools" if "allowed_tools" in choice else "tool_choice"
@@ -145,6 +146,8 @@ def allowed_tools(
     names: list[str] = []
     for index, tool in enumerate(listed):
         if isinstance(tool, dict) and (known := stand_for(tool)) is not None:
+            if isinstance(known, str):
+                known = [checked_choice(f"={known}", tools, f"{where}.tools[{index}]")[1:]]
             names.extend(known)
             continue
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
@@ -168,8 +171,12 @@ def allowed_tools(
                 code="unsupported_value",
             )
         names.append(checked_choice(f"={name}", tools, f"{where}.tools[{index}]")[1:])
+    if not names and mode == "required":
+        raise RequestError(
+            f"`{where}` asks for a call, but what it allows has no function.", param=where, code="out_of_range"
+        )
     if not names:
-        return checked_choice("required" if mode == "required" else "none", None, where), []
+        return "none", []
     return mode, list(dict.fromkeys(names))
 
 

@@ -22,8 +22,15 @@ from .operation import EVENTS, Operation, both
 _MAX_PROBS = 100
 _MAX_FILES = 1000
 _MAX_BIASED_TEXTS = 1000
+_MAX_FIELDS = 256
+_LONGEST_FIELD = 256  # letters of its path
 
 _IGNORED = frozenset({"id_slot", "timings_per_token", "n_keep", "t_max_predict_ms"})
+
+
+ResponseFields = Annotated[
+    list[Annotated[str, msgspec.Meta(max_length=_LONGEST_FIELD)]], msgspec.Meta(max_length=_MAX_FIELDS)
+]
 
 
 class NativeBody(CommonBody, kw_only=True):
@@ -32,7 +39,7 @@ class NativeBody(CommonBody, kw_only=True):
     n_probs: Number = None
     return_tokens: bool | None = None
     post_sampling_probs: bool | None = None
-    response_fields: list[str] | None = None
+    response_fields: ResponseFields | None = None
 
 
 NativePrompt = (

@@ -6,6 +6,7 @@ whatever is asked for.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from functools import partial
 from typing import Annotated, Any
 
@@ -178,23 +179,32 @@ class _CallIds:
     """
 
     def __init__(self) -> None:
-        self._count = 0
-        self._open: list[tuple[str, str]] = []  # (id, name) of calls without a result so far
+        self._ids: list[str] = []  # of all calls
+        self._open: set[int] = set()  # which of them have no result so far
+        self._in_order: deque[int] = deque()  # this and the next ones also hold some that have one
+        self._by_name: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._by_id: defaultdict[str, list[int]] = defaultdict(list)
 
     def of_call(self, call: ToolCall) -> str:
-        self._count += 1
-        ident = call.id or f"call{self._count:05}"
-        self._open.append((ident, call.function.name))
+        number = len(self._ids)
+        ident = call.id or f"call{number + 1:05}"
+        self._ids.append(ident)
+        self._open.add(number)
+        self._in_order.append(number)
+        self._by_name[call.function.name].append(number)
+        self._by_id[ident].append(number)
         return ident
 
     def of_result(self, message: MessageBody) -> str | None:
         if message.tool_call_id:
-            self._open = [pair for pair in self._open if pair[0] != message.tool_call_id]
+            self._open.difference_update(self._by_id.pop(message.tool_call_id, ()))
             return message.tool_call_id
-        for pair in self._open:
-            if message.tool_name in (None, "", pair[1]):
-                self._open.remove(pair)
-                return pair[0]
+        waiting = self._by_name.get(message.tool_name, deque()) if message.tool_name else self._in_order
+        while waiting:
+            number = waiting.popleft()
+            if number in self._open:
+                self._open.remove(number)
+                return self._ids[number]
         return None
 
 

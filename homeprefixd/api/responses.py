@@ -144,6 +144,7 @@ class _Turns:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._turn: Message | None = None
+        self._thoughts: list[tuple[Message, list[str]]] = []
 
     def add(self, message: Message) -> None:
         self._turn = None
@@ -161,7 +162,9 @@ class _Turns:
         if turn.content is not None or turn.tool_calls:
             self._turn = None
             turn = self.turn()
-        turn.reasoning_content = "\n".join(filter(None, (turn.reasoning_content, text))) or None
+        if not self._thoughts or self._thoughts[-1][0] is not turn:
+            self._thoughts.append((turn, []))
+        self._thoughts[-1][1].append(text)
 
     def say(self, text: str) -> None:
         turn = self.turn()
@@ -172,7 +175,14 @@ class _Turns:
 
     def call(self, call: dict[str, Any]) -> None:
         turn = self.turn()
-        turn.tool_calls = [*(turn.tool_calls or []), call]
+        if turn.tool_calls is None:
+            turn.tool_calls = []
+        turn.tool_calls.append(call)
+
+    def all(self) -> list[Message]:
+        for turn, thoughts in self._thoughts:
+            turn.reasoning_content = "\n".join(filter(None, thoughts)) or None
+        return self.messages
 
 
 def _add_message(turns: _Turns, where: str, item: Item) -> None:
@@ -189,9 +199,6 @@ def _add_message(turns: _Turns, where: str, item: Item) -> None:
     text = _text(f"{where}.content", item.content)
     if role == "assistant":
         turns.say(text)
-    elif role == "system" and [message.role for message in turns.messages] == ["system"]:
-        first = turns.messages[0]  # templates take one system message, and `instructions` are one already
-        first.content = f"{first.content}\n\n{text}"
     else:
         turns.add(Message(role, text))
 
@@ -235,7 +242,7 @@ def messages_of(body: ResponsesBody) -> list[Message]:
                 )
     if not turns.messages:
         raise RequestError("`input` has nothing that a model here is told of.", param="input", code="out_of_range")
-    return turns.messages
+    return turns.all()
 
 
 # ---------------------------------------------------------------------------------------------------- all else
@@ -267,9 +274,17 @@ def _check_unsupported(body: ResponsesBody) -> None:
         raise unsupported("top_logprobs", "`top_logprobs` is not supported here: /v1/chat/completions has it.")
 
 
+def _check_echoed(body: ResponsesBody) -> None:
+    """What a response repeats of its request must be what JSON can be made of again."""
+    fields.check_plain("metadata", body.metadata)
+    if isinstance(body.tool_choice, NamedTool):
+        fields.check_plain("tool_choice", [body.tool_choice.tools, body.tool_choice.allowed_tools])
+
+
 def request_of(body: ResponsesBody, rid: str, n_vocab: int | None) -> Generate:
     """Checked and turned into what the worker takes. Raises RequestError."""
     _check_unsupported(body)
+    _check_echoed(body)
     known = offered(body.tools)
     tools, strict = conversation.without_strict(known.functions)
     choice, allowed = choice_of(body.tool_choice, known)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RequestError
-from . import conversation
+from . import conversation, fields
 from .conversation import missing, unsupported
 from .fields import MAX_TOOLS, Tools
 
@@ -88,9 +88,9 @@ class Offered:
         inner = self.by_own.get(name, [])
         return name if name in self.names or len(inner) != 1 else inner[0]
 
-    def stand_for(self, tool: dict[str, Any]) -> list[str] | None:
+    def stand_for(self, tool: dict[str, Any]) -> list[str] | str | None:
         """The functions that an entry of `allowed_tools` means, in either of OpenAI's forms: all of a namespace, or
-        one. None if it is none that is known here."""
+        one. Of one that a namespace should have and has not, its name; else None if it is none that is known here."""
         kind = tool.get("type", "function")
         if kind not in ("namespace", "function", "custom"):
             return None
@@ -100,7 +100,10 @@ class Offered:
             return None
         if kind == "namespace":
             return self.by_space.get(name)
-        known = self.meant(name, space if isinstance(space, str) else None)
+        if space:
+            known = one_name(str(space), name)
+            return [known] if known in self.names else known
+        known = self.meant(name, None)
         return [known] if known in self.names else None
 
 
@@ -125,6 +128,7 @@ def offered(tools: Sequence[Tool] | None) -> Offered:
             found.by_space[namespace].append(name)
             found.by_own.setdefault(tool.name, []).append(name)
         if tool.type == "custom":
+            fields.check_plain(f"{where}.format", tool.format)
             found.custom.add(name)
             found.functions.append(conversation.function_tool(name, tool.description, _FREE, True))
             continue
@@ -166,7 +170,8 @@ def choice_of(choice: str | NamedTool | None, tools: Offered) -> tuple[str, list
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
             raise RequestError(
-                f"`tool_choice` must be auto, none, required or the name of a function, not {choice[:40]!r}.",
+                "`tool_choice` must be auto, none, required or an object that names a function"
+                f' ({{"type": "function", "name": ...}}), not {choice[:40]!r}.',
                 param="tool_choice",
             )
         return conversation.checked_choice(choice, functions), None

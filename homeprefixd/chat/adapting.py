@@ -8,6 +8,8 @@ nothing of templates.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,32 +24,26 @@ _REFUSALS = frozenset({"template_refused", "template_failed"})
 def adapted(messages: Messages, render: Callable[[Messages], str]) -> str:
     """`render` of the messages, or of the least changed ones that it takes. Raises what it raised at first.
 
-    A change that another complaint follows is kept, one that nothing follows is not.
+    One complaint may have several causes, so that a change alone need not show: all sets of them are tried.
     """
     try:
         return render(messages)
     except RequestError as error:
         if error.code not in _REFUSALS:
             raise
-        first = last = error
-    left = [objects_for_arguments, one_call_at_a_time, system_first, system_within_user, alternating]
-    while left:
-        for change in left:
-            changed = change(messages)
-            if changed == messages:
+        first = error
+    tried = [messages]
+    for count in range(1, len(_CHANGES) + 1):
+        for changes in itertools.combinations(_CHANGES, count):
+            changed = functools.reduce(lambda messages, change: change(messages), changes, messages)
+            if changed in tried:
                 continue
+            tried.append(changed)
             try:
                 return render(changed)
             except RequestError as error:
                 if error.code not in _REFUSALS:
                     raise
-                if error.message == last.message:
-                    continue
-                last, messages = error, changed
-                left.remove(change)
-                break
-        else:
-            break
     raise first
 
 
@@ -134,3 +130,7 @@ def alternating(messages: Messages) -> Messages:
         else:
             changed.append(message)
     return changed
+
+
+_CHANGES = (objects_for_arguments, one_call_at_a_time, system_first, system_within_user, alternating)
+"""In the order in which they are made."""

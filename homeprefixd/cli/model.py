@@ -235,7 +235,7 @@ def pull(
     hub = Hub()
     output = Output(as_json)
     parts = hub.choose(repository, file, revision)
-    paths = [hub.fetch(repository, part, Path(folder).expanduser().absolute(), revision) for part in parts]
+    paths = [hub.fetch(repository, part, Path(os.path.expanduser(folder)).absolute(), revision) for part in parts]
     found = Catalog.from_config(ModelConfig(path=str(paths[0])))
     alias, size = found.specs[0].alias, found.specs[0].size
     if as_json:

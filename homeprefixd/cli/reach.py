@@ -86,7 +86,7 @@ def api_key(file: str | None, environ: Mapping[str, str]) -> str:
         key, source = environ.get(KEY_VARIABLE, "").strip(), KEY_VARIABLE
     else:
         try:
-            lines = Path(file).expanduser().read_text().split()
+            lines = Path(os.path.expanduser(file)).read_text().split()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file: {file} cannot be read: {error}") from error
         key, source = lines[0] if lines else "", f"--api-key-file: {file}"

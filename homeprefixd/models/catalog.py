@@ -102,12 +102,12 @@ class Catalog:
         specs: list[ModelSpec] = []
         main = ""
         if model.path and model.path != NO_MODEL:
-            specs.append(_chosen(Path(model.path).expanduser().absolute(), model))
+            specs.append(_chosen(Path(os.path.expanduser(model.path)).absolute(), model))
         elif not model.path and not models.dir and not models.entries:
             specs.append(replace(_checked(demo_model(), model), alias=model.alias or DEMO_ALIAS))
         if specs:
             main = specs[0].alias
-        specs += [_known(Path(settings.path).expanduser().absolute(), settings) for settings in models.entries]
+        specs += [_known(Path(os.path.expanduser(settings.path)).absolute(), settings) for settings in models.entries]
         aliases = [alias for spec in specs for alias in (spec.alias, *spec.adapted)]
         for alias in aliases:
             if aliases.count(alias) > 1:
@@ -124,7 +124,7 @@ class Catalog:
             adapters=[],
             control_vectors=[],
         )
-        folder = Path(models.dir).expanduser().absolute() if models.dir else None
+        folder = Path(os.path.expanduser(models.dir)).absolute() if models.dir else None
         if folder is not None and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
             raise ConfigError(f"models.dir is {folder}, which is no folder that can be read", param="models.dir")
         catalog = cls(specs, main=main, folder=folder, base=base)

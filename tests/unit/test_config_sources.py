@@ -511,3 +511,8 @@ def test_control_vectors_are_refused_with_what_is_allowed(load: Load, tmp_path: 
     assert words in message
     message = refused(load, None, {"HOMEPREFIXD_MODEL_CONTROL_VECTORS": value})
     assert message.startswith("HOMEPREFIXD_MODEL_CONTROL_VECTORS: model.control_vectors: ")
+
+
+def test_a_home_that_nobody_has_is_a_name_like_others(load: Load, tmp_path: Path) -> None:
+    config = load('[model]\npath = "~nobody-has-this-name/m.gguf"\n').config
+    assert config.model.path == str(tmp_path / "~nobody-has-this-name" / "m.gguf")

@@ -336,6 +336,14 @@ async def test_count_tokens_counts_the_rendered_prompt(client: TestClient, backe
     assert backend.asked.template_kwargs == template.template_kwargs
 
 
+@pytest.mark.parametrize("given", ['{"a": 18446744073709551616}', '{"a": ' + "[" * 965 + "]" * 965 + "}"])
+async def test_what_cannot_be_counted_is_refused_as_a_message_is(client: TestClient, given: str) -> None:
+    use = f'{{"type": "tool_use", "id": "a", "name": "light", "input": {given}}}'
+    data = f'{{"model": "demo", "max_tokens": 5, "messages": [{{"role": "assistant", "content": [{use}]}}]}}'
+    for path in (PATH, f"{PATH}/count_tokens"):
+        assert (await client.post(path, data=data, headers={"Content-Type": "application/json"})).status == 400
+
+
 # ---------------------------------------------------------------------------------------------------- errors
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import time
 from typing import Any
 
@@ -67,6 +69,8 @@ async def refusal(client: TestClient, path: str, body: Any) -> str:
         (OLLAMA, chat(tools=[function()] * MANY_TOOLS), "tools"),
         ("/apply-template", {"messages": [USER] * TOO_MANY}, "messages"),
         ("/v1/messages/count_tokens", {"messages": [USER] * TOO_MANY}, "messages"),
+        ("/completion", {"prompt": "x", "response_fields": ["a"] * 257}, "response_fields"),
+        ("/completion", {"prompt": "x", "response_fields": ["a/" * 200]}, "response_fields[0]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -77,6 +81,40 @@ async def test_lists_have_bounds(
     assert f"{name}`" in message
     assert "at most" in message
     assert backend.generations == []
+
+
+CALL = {"function": {"name": "f", "arguments": {}}}
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a" * 400}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": [USER] + [{"role": "developer", "content": "a" * 400}] * 9999}),
+        (
+            RESPONSES,
+            {"input": [THOUGHT] * 9999},
+        ),
+        (RESPONSES, {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}] * 9999}),
+        (
+            OLLAMA,
+            {
+                "messages": [{"role": "assistant", "tool_calls": [CALL] * 1000}] * 20
+                + [{"role": "tool", "content": "x", "tool_name": "g"}] * 1000
+                + [{"role": "tool", "content": "x", "tool_call_id": "call00009"}] * 1000
+            },
+        ),
+    ],
+    ids=["system", "thoughts", "calls", "results"],
+)
+async def test_many_items_cost_no_more_than_their_length(
+    client: TestClient, backend: ScriptedBackend, path: str, body: dict[str, Any]
+) -> None:
+    data = io.BytesIO(json.dumps(body).encode())
+    before = time.process_time()
+    assert (await client.post(path, data=data, headers={"Content-Type": "application/json"})).status == 200
+    assert time.process_time() - before < 1
+    assert backend.asked.messages
 
 
 async def test_as_many_as_a_household_has_are_taken(client: TestClient, backend: ScriptedBackend) -> None:

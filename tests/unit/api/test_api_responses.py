@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient
 from msgspec import structs
 from scripted_backend import TIMINGS, ScriptedBackend
 
+from homeprefixd.api import fields
 from homeprefixd.api.responses_reply import ResponseWriter
 from homeprefixd.errors import ContextOverflowError, HomeprefixdError
 from homeprefixd.frames.worker import Accepted, CallPiece, Delta, Finished, Message, Progress
@@ -218,6 +219,7 @@ async def test_earlier_items_make_the_messages_of_the_openai_dialect(
         {"role": "developer", "content": "Be kind."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Light on"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "A lamp."}]},
+        {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "It is off."}]},
         {
             "type": "message",
             "role": "assistant",
@@ -239,12 +241,13 @@ async def test_earlier_items_make_the_messages_of_the_openai_dialect(
         return {"id": ident, "type": "function", "function": {"name": "light", "arguments": arguments}}
 
     chat = [
-        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Light on"},
         {
             "role": "assistant",
             "content": "Wait.",
-            "reasoning_content": "A lamp.",
+            "reasoning_content": "A lamp.\nIt is off.",
             "tool_calls": [call("c1", '{"on": true}'), call("c2", "{}")],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "on"},
@@ -419,13 +422,17 @@ async def test_they_are_allowed_in_both_forms(
     "wrong",
     [
         {"type": "function", "name": "read", "namespace": "mcp__burp__"},
+        {"type": "function", "name": "shell", "namespace": "files"},
+        {"type": "function", "name": "shell", "namespace": "oven"},
+        {"type": "function", "name": "shell", "namespace": ["files"]},
         {"type": "function", "name": "oven"},
         {"type": "namespace", "name": "oven"},
     ],
 )
 async def test_a_refusal_behind_a_namespace_names_its_place(client: TestClient, wrong: Any) -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "files"}, wrong]}
-    reply = await client.post(PATH, json=body(tools=[TOOL, SPACE, OTHER], tool_choice=choice))
+    shell = {"type": "function", "name": "shell"}
+    reply = await client.post(PATH, json=body(tools=[TOOL, SPACE, OTHER, shell], tool_choice=choice))
     assert reply.status == 400
     assert (await reply.json())["error"]["param"].startswith("tool_choice.tools[1]")
 
@@ -442,6 +449,28 @@ async def test_a_list_of_allowed_tools_costs_no_more_than_its_length(client: Tes
         choice["tools"] = [one] * 1001
         reply = await client.post(PATH, json=body(tools=tools, tool_choice=choice))
         assert (reply.status, (await reply.json())["error"]["param"]) == (400, "tool_choice.tools")
+
+
+async def test_a_call_that_nothing_allowed_can_be(client: TestClient) -> None:
+    empty = {"type": "namespace", "name": "empty"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [empty]}
+    reply = await client.post(PATH, json=body(tools=[TOOL, {**empty, "tools": []}], tool_choice=choice))
+    assert reply.status == 400
+    assert "what it allows has no function" in (await reply.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("levels", [fields.MAX_NESTING + 1, 500, 900, *range(950, 1000)])
+async def test_what_is_told_again_is_not_nested_deeper_than_can_be(client: TestClient, levels: int) -> None:
+    deep = "[" * levels + "]" * levels
+    for field in (
+        f'"tools": [{{"type": "custom", "name": "say", "format": {deep}}}]',
+        f'"metadata": {{"a": {deep}}}',
+        f'"tool_choice": {{"type": "allowed_tools", "mode": "auto", "tools": [{deep}]}}',
+        f'"tool_choice": {{"type": "allowed_tools", "allowed_tools": {deep}}}',
+    ):
+        data = f'{{"model": "demo", "input": "Hello", {field}}}'
+        reply = await client.post(PATH, data=data, headers={"Content-Type": "application/json"})
+        assert reply.status == 400, field[:20]
 
 
 async def test_tools_within_a_function_are_not_looked_through(client: TestClient) -> None:
@@ -565,6 +594,7 @@ async def test_neutral_fields_change_nothing(client: TestClient) -> None:
         (body(tools=[{"type": "function"}]), "tools[0].name"),
         (body(tool_choice="required"), "tool_choice"),
         (body(tool_choice="oven"), "tool_choice"),
+        (body(tools=[TOOL], tool_choice="light"), "tool_choice"),
         (body(tools=[TOOL], tool_choice={"type": "web_search"}), "tool_choice.type"),
         (body(text={"format": {"type": "grammar"}}), "text.format.type"),
         (body(text={"format": {"type": "json_schema"}}), "text.format.schema"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -270,6 +271,22 @@ def test_only_what_is_in_the_way_is_changed() -> None:
         "{{ raise_exception('Roles must alternate!') }}{% endif %}" + _SHOWN + "{% endfor %}"
     )
     assert render(source, messages) == "[system S][user a\n\nb][assistant c][user d]"
+
+
+@pytest.mark.parametrize("roles", ["su", "suasu", "uasu", "sus", "us", "usu", "suas", "ssuauu", "uu", "ssuuaas"])
+@pytest.mark.parametrize("takes_system", [False, True])
+def test_one_complaint_of_several_causes(roles: str, takes_system: bool) -> None:
+    """As Gemma's and Mistral's templates have it: all that is amiss is that roles do not alternate."""
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    skipped = "{% set ns = namespace(at=0) %}{% if messages[0].role == 'system' %}"
+    skipped += "{% set ns.at = 1 %}{% endif %}" if takes_system else "{{ raise_exception('No!') }}{% endif %}"
+    source = skipped + (
+        "{% for m in messages[ns.at:] %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('No!') }}"
+        "{% endif %}[{{ m.content }}]{% endfor %}"
+    )
+    found = render(source, [Message(names[role], str(at)) for at, role in enumerate(roles)])
+    skipped_too = (len(roles) - len(roles.lstrip("s"))) if takes_system else 0  # its system message, joined
+    assert [int(text) for text in re.findall(r"\d+", found)] == list(range(skipped_too, len(roles)))
 
 
 def test_what_no_change_helps_is_told_in_the_first_words() -> None:
