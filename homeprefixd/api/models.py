@@ -105,10 +105,10 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def model(request: web.Request) -> web.Response:
-    """`GET /v1/models/{id}`. 404 for an unknown one, 503 while it loads."""
+    """`GET /v1/models/{id}`. 404 for an unknown one, 503 while it loads. One that cannot be used is told of, too."""
     backend = request.app[BACKEND]
-    known = _known(request, backend.resolve(request.match_info["id"]))
-    if known.info is None and known.state != "unloaded":
+    known = _known(request, backend.resolve(request.match_info["id"], usable=False))
+    if known.info is None and known.state == "loading":
         raise _unavailable({"state": known.state, "reason": known.reason})
     if CLIENTS_HEADER in request.headers:
         return json_response(model_object(known.alias, known.created))

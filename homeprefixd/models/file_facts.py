@@ -98,4 +98,4 @@ def _text(details: Mapping[str, Value], name: str) -> str:
 
 def _number(details: Mapping[str, Value], name: str, default: int = 0) -> int:
     value = details.get(name)
-    return value if isinstance(value, int) else default
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -182,7 +182,11 @@ class ScriptedBackend:
                 path=self.paths.get(alias, f"/models/{alias}.gguf"),
                 created=1_700_000_000,
                 size=98_000_000,
-                state="ok" if alias in infos else "loading" if self.state["state"] == "loading" else "unloaded",
+                state="ok"
+                if alias in infos
+                else self.state["state"]
+                if self.state["state"] in ("loading", "error")
+                else "unloaded",
                 progress=1.0 if alias in infos else 0.0,
                 reason="",
                 pinned=False,

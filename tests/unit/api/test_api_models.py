@@ -30,6 +30,11 @@ async def test_models_that_are_not_loaded_are_listed(client: TestClient, backend
     assert (await client.get("/v1/models")).status == 200
     one = await (await client.get("/v1/models/demo")).json()
     assert (one["id"], one["status"]) == ("demo", {"value": "unloaded"})
+    backend.state = {**backend.state, "state": "error"}
+    one = await (await client.get("/v1/models/demo")).json()
+    assert (one["status"], backend.usable) == ({"value": "failed"}, False)
+    backend.state = {**backend.state, "state": "loading"}
+    assert (await client.get("/v1/models/demo")).status == 503
 
 
 async def test_loading_and_unloading(client: TestClient, backend: ScriptedBackend) -> None:
