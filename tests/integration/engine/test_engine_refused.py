@@ -182,7 +182,7 @@ def test_what_llama_cpp_does_not_forget(serve: Serve, monkeypatch: pytest.Monkey
 def test_others_leave_what_llama_cpp_does_not_forget(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that are in the same context come back."""
     monkeypatch.setattr(CellTable, "of", lambda *_: None)
-    monkeypatch.setattr(Places, "cost", lambda _self, place, _sequence, _shared: place.first)  # all into the first
+    monkeypatch.setattr(Places, "cost", lambda _self, place, *_: place.first)  # all into the first
     house = serve("llama", parallel=2)
     running, namespace, prompt = house.running, namespace_of(house), tokens(PROMPT, 5)
     house.ask(prompt)
