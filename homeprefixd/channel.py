@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -93,6 +94,7 @@ class Channel(Generic[In]):
         self._parser: _Parser[In] = _Parser(incoming)
         self._pending: deque[In] = deque()
         self._send_lock = threading.Lock()
+        self._held: bytearray | None = None  # of `together`, while it is open
         self._outbox: deque[memoryview] = deque()  # of `post`; while there is something in it, `_drain` sends
 
     def fileno(self) -> int:
@@ -103,12 +105,34 @@ class Channel(Generic[In]):
         data = encode(frame)
         try:
             with self._send_lock:
+                if self._held is not None and descriptor is None:
+                    self._held += data
+                    return
                 if descriptor is not None:
                     sent = self._sock.sendmsg([data], _rights(descriptor))
                     data = data[sent:]
                 self._sock.sendall(data)
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What any thread sends meanwhile leaves in one write at the end. Frames with a descriptor do not wait for it.
+
+        For moments, and by one thread at a time. Raises ChannelClosedError as `send` does.
+        """
+        with self._send_lock:
+            self._held = bytearray()
+        try:
+            yield
+        finally:
+            try:
+                with self._send_lock:
+                    data, self._held = self._held, None
+                    if data:
+                        self._sock.sendall(data)
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
 
     def post(self, frame: Frame) -> None:
         """Send one frame, never waiting: what the socket does not take now is sent by a thread of its own, in order.

@@ -21,6 +21,7 @@ MOST = 4
 """Contexts of one model, at most: each has buffers of its own."""
 
 _READING = 2.0  # bytes of weights that are read in the time that attention takes for a byte of K and V (measured)
+_BESIDE = 0.5  # what a cell costs each of several tokens of a call, as a share of what it costs one alone (measured)
 _PREFILL_CELL = 0.3  # what a cell costs a token of a prefill, as a share of what it costs one of decode (measured)
 _PREFILL_CALL = 0.3  # what a token of a prefill costs, as a share of what it takes to read the weights (measured)
 _SWITCH = 0.1  # what other adapters in a context cost each step, as a share of what it takes to read the weights
@@ -85,7 +86,7 @@ class Places:
         each = others + len(place.residents) * (tokens - shared)
         alike = any(other.request.lora == request.lora for other in place.residents.values())
         saved = self._weights_in_cells if alike else -_SWITCH * self._weights_in_cells
-        return computing + reply * (each - saved) + _PREFILL_CELL * missing * others
+        return computing + reply * (_BESIDE * each - saved) + _PREFILL_CELL * missing * others
 
     def close(self) -> None:
         for place in self.all:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ..errors import BusyError, HomeprefixdError, ModelError, UnavailableError
@@ -99,6 +100,7 @@ class Engine:
             exact=restorer is not None and restorer.exact,
             gate=restorer.gate if restorer is not None else None,
         )
+        self._together: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self._steps = 0
         self._step_began = 0.0
         self._stop_at: float | None = None
@@ -162,8 +164,11 @@ class Engine:
 
     # ---- the loop
 
-    def run(self) -> None:
-        """Until `stop` or `quit`."""
+    def run(self, together: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext) -> None:
+        """Until `stop` or `quit`. What is emitted within `together` may leave at its end: the daemon wakes once for it,
+        not for each token of a step, which costs the threads that compute as much each time.
+        """
+        self._together = together
         while not self._quit:
             self._wake.clear()
             worked = self.step()
@@ -316,26 +321,31 @@ class Engine:
         if not fits:
             self._make_room(place)
             return
-        each = None
-        for index, sequence in enumerate(running):
-            sequence.n_past += 1
-            try:  # as `_guard`, without its cost for each token
-                self._next_token(sequence, place.context, index)
-            except ConnectionError:
-                raise
-            except Exception as error:
-                self._fail(sequence, error)
-            if each is None:  # sampling waits for the computation
-                seconds = time.perf_counter() - began
-                each = seconds / len(running)
-                self.counters["decode_seconds"] += seconds
-            sequence.unsaved_cost += each
-            self.counters["decode_tokens"] += 1
+        each, ended = 0.0, list[tuple[Sequence, str]]()
+        with self._together():
+            for index, sequence in enumerate(running):
+                sequence.n_past += 1
+                try:  # as `_guard`, without its cost for each token
+                    if reason := self._next_token(sequence, place.context, index):
+                        ended.append((sequence, reason))
+                except ConnectionError:
+                    raise
+                except Exception as error:
+                    self._fail(sequence, error)
+                if not index:  # sampling waits for the computation
+                    seconds = time.perf_counter() - began
+                    each = seconds / len(running)
+                    self.counters["decode_seconds"] += seconds
+                sequence.unsaved_cost += each
+                self.counters["decode_tokens"] += 1
+        for sequence, reason in ended:
+            self._finish(sequence, reason)
+        for sequence in running:
             if sequence.n_past % BLOCK_TOKENS == 0 and sequence.phase is Phase.DECODE:
                 self._save(sequence)
 
-    def _next_token(self, sequence: Sequence, context: Context, index: int) -> None:
-        """Sample from output `index`, send the text, end the request where it ends."""
+    def _next_token(self, sequence: Sequence, context: Context, index: int) -> str:
+        """Sample from output `index` and send the text. Why the reply ends with it; "": it goes on."""
         request, sampler, text = sequence.request, sequence.sampler, sequence.text
         if sampler is None:
             raise RuntimeError("a sequence without a sampler")
@@ -348,8 +358,7 @@ class Engine:
             sequence.first_token = time.perf_counter()
         sequence.generated += 1
         if token in self._model.eog:
-            self._finish(sequence, "stop")
-            return
+            return "stop"
         sequence.tokens.append(token)
         if reply is not None:
             delta = reply.take(sequence, token)
@@ -361,9 +370,10 @@ class Engine:
             else:
                 sequence.parts.append(new)
         if text.stopped is not None or (reply is not None and reply.ended):
-            self._finish(sequence, "stop")
-        elif 0 <= request.max_tokens <= sequence.generated or len(sequence.tokens) >= self._settings.ctx:
-            self._finish(sequence, "length")
+            return "stop"
+        if 0 <= request.max_tokens <= sequence.generated or len(sequence.tokens) >= self._settings.ctx:
+            return "length"
+        return ""
 
     # ---- prefill
 
@@ -428,7 +438,8 @@ class Engine:
             return
         sequence.phase = Phase.DECODE
         place.running.append(sequence)
-        self._next_token(sequence, place.context, -1)
+        if reason := self._next_token(sequence, place.context, -1):
+            self._finish(sequence, reason)
 
     def _progress(self, sequence: Sequence) -> None:
         if sequence.generated:  # it was set aside: to its client this is only a pause

@@ -161,7 +161,7 @@ class Worker:
         threading.Thread(target=self._beat, args=(done,), name="heartbeat", daemon=True).start()
         gc.freeze()  # what is there now stays: no collection walks it, which would hold all streams up
         try:
-            self.engine.run()
+            self.engine.run(channel.together)
         finally:
             done.set()
 

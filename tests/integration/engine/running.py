@@ -42,10 +42,10 @@ class Logits:
         self.prompts: dict[str, list[int]] = {}
         original = Engine._next_token
 
-        def next_token(engine: Engine, sequence: Sequence, context: Context, index: int) -> None:
+        def next_token(engine: Engine, sequence: Sequence, context: Context, index: int) -> str:
             self.of.setdefault(sequence.request.rid, []).append(context.logits(index))
             self.prompts[sequence.request.rid] = list(sequence.request.tokens)
-            original(engine, sequence, context, index)
+            return original(engine, sequence, context, index)
 
         monkeypatch.setattr(Engine, "_next_token", next_token)
 

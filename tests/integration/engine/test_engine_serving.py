@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,25 @@ def test_two_streams_at_once_say_what_each_says_alone(
     order = [f.rid for _, f in running.frames if isinstance(f, Delta) and f.rid in rids]
     first_end = next(i for i, rid in enumerate(order) if i > 25 and rid != order[0])
     assert set(order[:first_end]) == set(rids)  # not one after the other
+
+
+def test_the_tokens_of_a_step_leave_together(run: Run, tiny: Tiny, tokens: Tokens) -> None:
+    running = run(tiny("llama"), parallel=3)
+    writes: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def together() -> Iterator[None]:
+        before = len(running.frames)
+        yield
+        writes.append([f.rid for _, f in running.frames[before:] if isinstance(f, Delta)])
+
+    running.engine._together = together
+    rids = [running.start(tokens(30, seed), 200, cache=False) for seed in range(3)]
+    for rid in rids:
+        assert running.finish(rid).reason == "length"
+    assert max(writes, key=len) in [[*order] for order in itertools.permutations(rids)]
+    for rid in rids:  # all but the first of each, which its prefill gives
+        assert sum(write.count(rid) for write in writes) == len(running.of(rid, Delta)) - 1
 
 
 def test_a_stream_goes_on_while_a_long_prompt_is_prefilled(run: Run, demo_model: Path, tokens: Tokens) -> None:
@@ -385,10 +406,10 @@ def test_an_unexpected_exception_ends_one_request_only(
     original = Engine._next_token
     victims: list[str] = []
 
-    def next_token(self: Engine, sequence: Sequence, context: Context, index: int) -> None:
+    def next_token(self: Engine, sequence: Sequence, context: Context, index: int) -> str:
         if sequence.request.rid in victims and sequence.generated == 5:
             raise KeyError("boom")
-        original(self, sequence, context, index)
+        return original(self, sequence, context, index)
 
     monkeypatch.setattr(Engine, "_next_token", next_token)
     victims.append(f"r{running._count + 1}")
