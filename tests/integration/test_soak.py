@@ -5,7 +5,7 @@ leases, descriptors, processes, and no more memory than after the first tenth.
 
 The short form runs in CI; `scripts/test -m long tests/integration/test_soak.py` is the full form of 10,000 requests,
 for which two cores that have nothing else to do need more than an hour.
-`HOMEPREFIXD_SOAK_REQUESTS` sets another number for it.
+`SOAK_REQUESTS` in the environment sets another number for it.
 """
 
 from __future__ import annotations
@@ -179,5 +179,5 @@ def test_a_household_leaves_nothing_behind(demo_model: Path, tmp_path: Path) -> 
 @pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
 def test_ten_thousand_requests(demo_model: Path, tmp_path: Path) -> None:
-    requests = int(os.environ.get("HOMEPREFIXD_SOAK_REQUESTS", "10000"))
+    requests = int(os.environ.get("SOAK_REQUESTS", "10000"))
     soak(demo_model, tmp_path / "cache", requests=requests, kill_every=max(50, requests // 40), seed=2)
