@@ -14,7 +14,7 @@ Definitions, so that a figure can be checked:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -189,20 +189,38 @@ def _last(run: Run, tier: str, name: str) -> int | None:
 
 
 def counters(run: Run) -> dict[str, float]:
-    """What the store's counters grew by during the run; {} where it has none.
+    """What the store's counters grew by during the run; {} where it has none."""
+    looks = [sample.stats for sample in run.samples if sample.stats is not None]
+    return _grown((stats.get("store_id"), stats.get("counters")) for stats in looks)
 
-    A store that was started again counts from zero: what it had counted after the last look before is not seen.
+
+def engine_counters(run: Run) -> dict[str, float]:
+    """The same of all workers together: what was computed, shared, set aside, and so on."""
+    looks: dict[object, list[tuple[object, object]]] = {}  # by model
+    for sample in run.samples:
+        for worker in _workers(sample.stats):
+            looks.setdefault(worker.get("alias"), []).append((worker.get("pid"), worker.get("counters")))
+    together: defaultdict[str, float] = defaultdict(float)
+    for of_model in looks.values():
+        for name, value in _grown(of_model).items():
+            together[name] += value
+    return dict(together)
+
+
+def _grown(looks: Iterable[tuple[object, object]]) -> dict[str, float]:
+    """What the counters of a process grew by: of each look, which process it was, and its counters.
+
+    One that was started again counts from zero: what it had counted after the last look before is not seen.
     """
     grown: dict[str, float] = {}
-    store: object = None
+    process: object = None
     before: dict[str, float] = {}
-    for sample in run.samples:
-        now = (sample.stats or {}).get("counters")
-        if not isinstance(now, dict) or sample.stats is None:
+    for which, now in looks:
+        if not isinstance(now, dict):
             continue
-        if sample.stats.get("store_id") != store:
-            before = {} if store is not None else now
-        store = sample.stats.get("store_id")
+        if which != process:
+            before = {} if process is not None else now
+        process = which
         for name, value in now.items():
             if isinstance(value, int | float):
                 grown[name] = grown.get(name, 0) + value - before.get(name, 0)
@@ -300,6 +318,7 @@ def _run(run: Run) -> dict[str, Any]:
         "memory": memory_figures(run),
         "evictions": evictions(run),
         "counters": counters(run),
+        "engine": engine_counters(run),
         "client": {"cpu_share": ratio(run.client_cpu, run.elapsed), "late_p99": percentile(late, 99)},
         "samples": [
             {

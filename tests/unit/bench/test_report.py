@@ -112,6 +112,22 @@ def test_evictions_go_on_after_a_restart() -> None:
     assert report.evictions(run_of(record(0.0, 1.0))) is None
 
 
+def test_what_the_workers_counted() -> None:
+    """Of two models, one of whose workers is started again."""
+    looks = [[(1, 5), (7, 1)], [(1, 6), (7, 4)], [(2, 3), (7, 4)], [(2, 4)]]
+    samples = [
+        Sample(float(n), None, {"daemon": {"workers": [
+            {"alias": f"m{at}", "pid": pid, "counters": {"set_aside": count}} for at, (pid, count) in enumerate(look)
+        ]}})
+        for n, look in enumerate(looks)
+    ]  # fmt: skip
+    samples.insert(2, Sample(1.5, None, {"daemon": {"workers": [{"alias": "m0", "pid": None, "counters": None}]}}))
+    run = run_of(record(0.0, 1.0), samples=samples)
+    assert report.engine_counters(run) == {"set_aside": 1 + 3 + 1 + 3}
+    assert report.as_document([run], [], {})["runs"][0]["engine"] == {"set_aside": 8}
+    assert report.engine_counters(run_of(record(0.0, 1.0))) == {}
+
+
 def test_memory() -> None:
     samples = [
         Sample(0.0, Memory(300, 200, 3), stats("a", 0, 50)),
