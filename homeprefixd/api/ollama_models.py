@@ -95,14 +95,15 @@ def _details(path: str, info: ModelInfo | FileFacts | None) -> dict[str, Any]:
     }
 
 
-def _entry(model: Listed) -> dict[str, Any]:
+def _entry(model: Listed, info: ModelInfo | None, what: ModelInfo | FileFacts | None) -> dict[str, Any]:
+    """`info`: of this or its last load. `what`: what is known of it."""
     return {
         "name": model.alias,
         "model": model.alias,
         "modified_at": time_text(model.created),
         "size": model.size,
-        "digest": str(model.info.namespace.get("model_sha256", "")) if model.info else "",
-        "details": _details(model.path, model.info),
+        "digest": str(info.namespace.get("model_sha256", "")) if info else "",
+        "details": _details(model.path, what),
     }
 
 
@@ -112,8 +113,24 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def tags(request: web.Request) -> web.Response:
-    """`GET /api/tags`: the models that can be asked."""
-    return json_response({"models": [_entry(model) for model in listed(request)]})
+    """`GET /api/tags`: the models that can be asked. None is loaded for it."""
+    models = listed(request)
+    last = await _last_loads(request, [model for model in models if model.info is None])
+    entries = []
+    for model in models:
+        remembered = last.get(model.alias)
+        info = model.info or (remembered.info if remembered is not None else None)
+        entries.append(_entry(model, info, await _facts(request, model.alias) or info))
+    return json_response({"models": entries})
+
+
+async def _facts(request: web.Request, alias: str) -> FileFacts | None:
+    """What its file says; None if it cannot be read."""
+    try:
+        return await request.app[BACKEND].file_facts(alias)
+    except (ModelError, NotFoundError) as error:
+        logger.info("of the file of %s nothing can be shown: %s", alias, error.message)
+        return None
 
 
 async def ps(request: web.Request) -> web.Response:
@@ -127,7 +144,7 @@ async def ps(request: web.Request) -> web.Response:
         {
             "models": [
                 {
-                    **_entry(model),
+                    **_entry(model, model.info, model.info),
                     "expires_at": leaves(model),
                     "size_vram": 0,
                     "context_length": model.info.n_ctx,
@@ -150,24 +167,23 @@ async def show(request: web.Request) -> web.Response:
         raise missing("model")
     alias = resolve(request, name, usable=False)
     model = next(one for one in listed(request) if one.alias == alias)
-    try:
-        facts = await request.app[BACKEND].file_facts(alias)
-    except ModelError as error:
-        logger.info("of the file of %s nothing can be shown: %s", alias, error.message)
+    facts = await _facts(request, alias)
+    if facts is None:
         return json_response(_shown(model, None, 0))
     n_ctx = facts.n_ctx
     if model.info is not None:
         n_ctx = model.info.n_ctx
-    elif not facts.ctx_is_set and (last := await _last_load(request, model)) is not None:
-        n_ctx = last.info.n_ctx
+    elif not facts.ctx_is_set and (last := await _last_loads(request, [model])):
+        n_ctx = last[alias].info.n_ctx
     return json_response(_shown(model, facts, n_ctx))
 
 
-async def _last_load(request: web.Request, model: Listed) -> LastLoad | None:
+async def _last_loads(request: web.Request, models: list[Listed]) -> dict[str, LastLoad]:
+    """What is remembered of those models, by alias."""
     loads = request.app.get(LAST_LOADS)
-    if loads is None:
-        return None
-    return (await asyncio.to_thread(loads.recall, [(model.alias, Path(model.path))])).get(model.alias)
+    if loads is None or not models:
+        return {}
+    return await asyncio.to_thread(loads.recall, [(model.alias, Path(model.path)) for model in models])
 
 
 def _shown(model: Listed, facts: FileFacts | None, n_ctx: int) -> dict[str, Any]:

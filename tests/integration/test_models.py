@@ -100,7 +100,10 @@ def test_models_are_listed_without_a_swap(tmp_path: Path, two: tuple[Path, str],
     with serve(tmp_path, two[1].replace("ctx = 1024\n", "")) as served:
         served.chat("demo", "Hello")
         worker = served.worker("demo")
-        names = [one["name"] for one in served.ask("/api/tags")[1]["models"]]
+        listed = {one["name"]: one for one in served.ask("/api/tags")[1]["models"]}
+        names = list(listed)
+        assert [one["details"]["family"] for one in listed.values()] == ["llama", "", "llama-embed", "llama"]
+        assert [len(one["digest"]) for one in listed.values()] == [64, 0, 0, 0]
         shown = {name: served.ask("/api/show", {"model": name}) for name in names}
         assert names == ["demo", "broken", "embedder", "tiny"]
         assert served.worker("demo") == worker
@@ -112,6 +115,11 @@ def test_models_are_listed_without_a_swap(tmp_path: Path, two: tuple[Path, str],
         assert shown["embedder"][1]["capabilities"] == ["embedding"]
         assert served.ask("/api/show", {"model": "demo"})[1]["details"]["quantization_level"] == "Q4_1"
         served.chat("tiny", "Hello")
+        now = {one["name"]: one for one in served.ask("/api/tags")[1]["models"]}
+        assert known_state(served, "demo") == "unloaded"
+        assert now["demo"] == listed["demo"]  # as it was when it was loaded
+        assert now["tiny"] == {**listed["tiny"], "digest": now["tiny"]["digest"]}
+        assert len(now["tiny"]["digest"]) == 64
         assert served.ask("/api/show", {"model": "tiny"}) == shown["tiny"]
         assert served.ask("/api/show", {"model": "demo"}) == shown["demo"]
         props = served.ask("/props?model=tiny")[1]

@@ -205,8 +205,8 @@ async def test_keep_alive_reaches_the_backend(admin: MemoryAdmin, keep_alive: An
         assert backend.told == (told or [("demo", None)])
         models = (await (await client.get("/api/tags")).json())["models"]
         assert [(model["model"], model["details"]["quantization_level"]) for model in models] == [
-            ("demo", "Q8_0"),
-            ("other", "Q8_0"),
+            ("demo", "Q4_K_M"),
+            ("other", "Q4_K_M"),
         ]
         assert [model["model"] for model in (await (await client.get("/api/ps")).json())["models"]] == ["demo"]
 
