@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -75,20 +76,41 @@ def one_call_at_a_time(messages: Messages) -> Messages:
         if len(calls) < 2:
             changed.append(message)
             continue
-        results = []
+        begin = at
         while at < len(messages) and messages[at]["role"] == "tool":
-            results.append(messages[at])
             at += 1
+        results = _Results(messages[begin:at])
         for index, call in enumerate(calls):
-            own = next((one for one in results if one.get("tool_call_id") == call.get("id")), None)
-            own = own if own is not None else next(iter(results), None)
             head = message if index == 0 else {"role": message["role"], "content": ""}
             changed.append({**head, "tool_calls": [call]})
-            if own is not None:
-                results.remove(own)
+            if (own := results.take(call.get("id"))) is not None:
                 changed.append(own)
-        changed += results
+        changed += results.rest()
     return changed
+
+
+class _Results:
+    """Results of several calls, in their order; each is taken once."""
+
+    def __init__(self, results: Messages) -> None:
+        self._left = dict(enumerate(results))
+        self._in_order = deque(self._left)  # these also hold some that were taken
+        self._of_call: defaultdict[Any, deque[int]] = defaultdict(deque)
+        for number, result in self._left.items():
+            self._of_call[result.get("tool_call_id")].append(number)
+
+    def take(self, ident: Any) -> dict[str, Any] | None:
+        """That of the call `ident`, else the first one that is left."""
+        for waiting in (self._of_call.get(ident, ()), self._in_order):
+            while waiting:
+                number = waiting.popleft()
+                if number in self._left:
+                    return self._left.pop(number)
+        return None
+
+    def rest(self) -> Messages:
+        """Those that belong to no call."""
+        return list(self._left.values())
 
 
 def system_first(messages: Messages) -> Messages:
@@ -117,6 +139,7 @@ def system_within_user(messages: Messages) -> Messages:
 def alternating(messages: Messages) -> Messages:
     """Messages of the user's, or of the assistant's without calls, that follow each other become one."""
     changed: Messages = []
+    texts: list[list[str]] = []  # of each of `changed`
     for message in messages:
         before = changed[-1] if changed else None
         if (
@@ -125,11 +148,15 @@ def alternating(messages: Messages) -> Messages:
             and message["role"] in ("user", "assistant")
             and "tool_calls" not in before
         ):
-            content = "\n\n".join(filter(None, (before["content"], message["content"])))
-            changed[-1] = {**before, **message, "content": content}
+            changed[-1] = {**before, **message}
+            texts[-1].append(message["content"])
         else:
             changed.append(message)
-    return changed
+            texts.append([message["content"]])
+    return [
+        {**message, "content": "\n\n".join(filter(None, own))} if len(own) > 1 else message
+        for message, own in zip(changed, texts, strict=True)
+    ]
 
 
 _CHANGES = (objects_for_arguments, one_call_at_a_time, system_first, system_within_user, alternating)

@@ -1,0 +1,86 @@
+"""Changes of messages one by one; which of them a template gets is in `test_chat_prompt.py`."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homeprefixd.chat.adapting import Messages, alternating, one_call_at_a_time
+
+
+def message(role: str, content: str = "", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def call(ident: str) -> dict[str, Any]:
+    return {"id": ident, "function": {"name": "f", "arguments": {}}}
+
+
+def plainly_one_call(messages: Messages) -> Messages:
+    """As `one_call_at_a_time`, in the plainest way."""
+    changed: Messages = []
+    waiting = list(messages)
+    while waiting:
+        one = waiting.pop(0)
+        calls = one.get("tool_calls", [])
+        if len(calls) < 2:
+            changed.append(one)
+            continue
+        results: Messages = []
+        while waiting and waiting[0]["role"] == "tool":
+            results.append(waiting.pop(0))
+        for index, each in enumerate(calls):
+            changed.append({**(one if index == 0 else message(one["role"])), "tool_calls": [each]})
+            same = [result for result in results if result.get("tool_call_id") == each["id"]]
+            if results:
+                results.remove(own := (same or results)[0])
+                changed.append(own)
+        changed += results
+    return changed
+
+
+IDS = st.sampled_from("abc")
+MESSAGES = st.lists(
+    st.one_of(
+        st.builds(message, st.sampled_from(["system", "user", "assistant"]), st.sampled_from(["", "x", "y"])),
+        st.builds(
+            lambda ids: message("assistant", "", tool_calls=[call(ident) for ident in ids]),
+            st.lists(IDS, min_size=1, max_size=4),
+        ),
+        st.builds(lambda ident, n: message("tool", str(n), tool_call_id=ident), IDS, st.integers(0, 99)),
+    ),
+    max_size=12,
+)
+
+
+@given(MESSAGES)
+def test_one_call_at_a_time_loses_nothing(messages: Messages) -> None:
+    assert one_call_at_a_time(messages) == plainly_one_call(messages)
+
+
+@given(MESSAGES)
+def test_alternating(messages: Messages) -> None:
+    changed = alternating(messages)
+    for before, after in itertools.pairwise(changed):
+        assert before["role"] != after["role"] or before["role"] in ("system", "tool") or "tool_calls" in before
+    texts = [[text for one in some for text in one["content"].split("\n\n") if text] for some in (messages, changed)]
+    assert texts[0] == texts[1]
+    assert [one.get("tool_calls") for one in changed if "tool_calls" in one] == [
+        one["tool_calls"] for one in messages if "tool_calls" in one
+    ]
+
+
+def test_long_conversations_cost_their_length() -> None:
+    """Each change may be tried with several others, and nobody else's prompt is made meanwhile."""
+    many = [message("user", "x" * 3000) for _ in range(10_000)]
+    calls = [call(str(number)) for number in range(9_999)]
+    results = [message("tool", tool_call_id=str(number)) for number in reversed(range(9_999))]
+    start = time.perf_counter()
+    [whole] = alternating(many)
+    assert len(whole["content"]) == 10_000 * 3002 - 2
+    assert len(one_call_at_a_time([message("assistant", tool_calls=calls), *results])) == 2 * 9_999
+    assert time.perf_counter() - start < 2
