@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +24,13 @@ Messages = list[dict[str, Any]]
 _REFUSALS = frozenset({"template_refused", "template_failed"})
 
 
-def adapted(messages: Messages, render: Callable[[Messages], str]) -> str:
+def adapted(messages: Messages, render: Callable[[Messages], str], seconds: float = math.inf) -> str:
     """`render` of the messages, or of the least changed ones that it takes. Raises what it raised at first.
 
-    One complaint may have several causes, so that a change alone need not show: all sets of them are tried.
+    One complaint may have several causes, so that a change alone need not show: all sets of them are tried, until
+    `seconds` have passed.
     """
+    began = time.monotonic()
     try:
         return render(messages)
     except RequestError as error:
@@ -39,6 +43,8 @@ def adapted(messages: Messages, render: Callable[[Messages], str]) -> str:
             changed = functools.reduce(lambda messages, change: change(messages), changes, messages)
             if changed in tried:
                 continue
+            if time.monotonic() - began > seconds:
+                raise first
             tried.append(changed)
             try:
                 return render(changed)

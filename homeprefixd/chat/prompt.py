@@ -259,7 +259,7 @@ class PromptBuilder:
                 except RequestError:
                     raise error from None
 
-        return adapted(plain, rendered)
+        return adapted(plain, rendered, self._timeout)
 
 
 class _Rendering:

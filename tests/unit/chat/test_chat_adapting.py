@@ -6,10 +6,12 @@ import itertools
 import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homeprefixd.chat.adapting import Messages, alternating, one_call_at_a_time
+from homeprefixd.chat.adapting import Messages, adapted, alternating, one_call_at_a_time
+from homeprefixd.errors import RequestError
 
 
 def message(role: str, content: str = "", **more: Any) -> dict[str, Any]:
@@ -72,6 +74,22 @@ def test_alternating(messages: Messages) -> None:
     assert [one.get("tool_calls") for one in changed if "tool_calls" in one] == [
         one["tool_calls"] for one in messages if "tool_calls" in one
     ]
+
+
+def test_a_template_that_takes_long_to_refuse_is_not_tried_for_ever() -> None:
+    tried = []
+
+    def render(messages: Messages) -> str:
+        tried.append(messages)
+        time.sleep(0.01)
+        raise RequestError(f"no {len(tried)}", code="template_refused")
+
+    many = [message("system", "a"), message("system", "b"), message("user", "c"), message("user", "d")]
+    for seconds, least, most in ((0.0, 1, 1), (60.0, 5, 32)):
+        tried.clear()
+        with pytest.raises(RequestError, match=r"^no 1$"):
+            adapted(many, render, seconds)
+        assert least <= len(tried) <= most
 
 
 def test_long_conversations_cost_their_length() -> None:
