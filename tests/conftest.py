@@ -13,6 +13,8 @@ for name in [name for name in os.environ if name.startswith("HOMEPREFIXD_")]:
     del os.environ[name]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell has put in the background: children too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as with nohup: still ignored here, but not by children
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(scope="session")
