@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.worker import Worker, build
+from ..engine.building import build
+from ..engine.text_worker import TextWorker
 from ..errors import UnavailableError
 from ..frames import Frame
 from ..frames.worker import Delta, Failure, Finished, Generate, LoadModel, Sampling
@@ -57,7 +58,7 @@ def measure(path: Path, threads: int, streams: int, tokens: int) -> list[Row]:
                 begun.add(frame.rid)
 
     worker = build(_load(path, threads, streams, tokens), emit, StoreClient())
-    if not isinstance(worker, Worker):
+    if not isinstance(worker, TextWorker):
         raise UnavailableError(f"{path}: a model of embeddings generates nothing.")
     engine = worker.engine
     worker.intake.start()

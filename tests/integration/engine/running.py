@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homeprefixd.engine import worker
+from homeprefixd.engine.building import build
 from homeprefixd.engine.context import Context
 from homeprefixd.engine.scheduler import Engine
 from homeprefixd.engine.sequence import Sequence
@@ -68,7 +68,7 @@ class Running:
         self.frames: list[tuple[float, Frame]] = []
         self.store = store
         self._changed = threading.Condition()
-        self.worker = worker.build(load, self._emit, store)
+        self.worker = build(load, self._emit, store)
         self.engine = self.worker.engine
         self.gate(False)
         self.worker.intake.start()

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from homeprefixd.config import GPU_LAYERS_AUTO, ModelConfig
-from homeprefixd.engine import devices, probe, probing, worker
+from homeprefixd.engine import building, devices, probe, probing
 from homeprefixd.engine.bindings import Model
 from homeprefixd.engine.devices import Device, choose_devices, layers_that_fit, list_devices, resolve_layers, taken
 from homeprefixd.errors import ModelError
@@ -81,14 +81,15 @@ def test_this_machine_can_be_asked() -> None:
 def test_the_probe_computes_where_the_worker_will(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "list_devices", lambda: TWO)
+    for module in (devices, building):
+        monkeypatch.setattr(module, "list_devices", lambda: TWO)
     told: list[LoadModel] = []
-    monkeypatch.setattr(probe, "probe", lambda load, directory: told.append(load))
+    monkeypatch.setattr(building, "probe", lambda load, directory: told.append(load))
     monkeypatch.setattr(Model, "load", refused)
     for layers, names in ((devices.AUTO, "cuda1"), (7, ""), (0, "")):
         asked = load_frame(demo_model, gpu_layers=layers, device=names, flash_if_gpu=True, probes=str(tmp_path))
         with pytest.raises(ModelError):
-            worker.build(asked, lambda frame: None, None)
+            building.build(asked, lambda frame: None, None)
     assert [(one.gpu_layers, one.device, one.flash_attention) for one in told] == [
         (-1, "CUDA1", True),
         (7, "CUDA0,CUDA1", True),

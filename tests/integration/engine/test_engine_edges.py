@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from homeprefixd.engine import edge_restoring, edge_saving, namespaces, probe, restoring
+from homeprefixd.engine.building import DEBUG_LOGITS
 from homeprefixd.engine.edges import EdgeSlicer
-from homeprefixd.engine.worker import DEBUG_LOGITS
 from homeprefixd.frames.worker import AdapterFile, Constraint, Delta, Finished, LoraChoice, Message, Sampling
 from homeprefixd.lora import described
 from homeprefixd.prefix import link

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homeprefixd.engine.worker import DEBUG_LOGITS
+from homeprefixd.engine.building import DEBUG_LOGITS
 from homeprefixd.lora import Space
 from tests.integration.engine.memory_store import MemoryStore
 from tests.integration.engine.running import Running
