@@ -173,7 +173,7 @@ def soak(model: Path, directory: Path, requests: int, kill_every: int, seed: int
         assert not main.wrong
         assert start.interrupted == 0  # nothing was killed there
         assert start.answered + main.answered > 0.6 * requests
-        assert set_aside > requests / 1000
+        assert set_aside >= requests // 1000
         assert not worker["counters"].get("integrity_errors")
         assert not worker["counters"].get("position_errors")
         for name, (descriptors, memory) in after.items():
