@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,9 @@ FOREVER = "2318-01-01T00:00:00Z"
 """When a model leaves memory that stays until the daemon ends."""
 
 logger = logging.getLogger(__name__)
+
+_READING = 1.0
+"""Seconds that a list of models may read in their files, each of which is read once: the next list tells of more."""
 
 _LATEST = ":latest"
 _QUANTIZATION = re.compile(r"\b(I?Q\d\w*|T?Q\d_\w+|B?F16|F32|MXFP4)\b")
@@ -115,12 +119,14 @@ async def version(request: web.Request) -> web.Response:
 async def tags(request: web.Request) -> web.Response:
     """`GET /api/tags`: the models that can be asked. None is loaded for it."""
     models = listed(request)
+    until = time.monotonic() + _READING
     last = await _last_loads(request, [model for model in models if model.info is None])
     entries = []
     for model in models:
         remembered = last.get(model.alias)
         info = model.info or (remembered.info if remembered is not None else None)
-        entries.append(_entry(model, info, await _facts(request, model.alias) or info))
+        facts = await _facts(request, model.alias) if time.monotonic() < until else None
+        entries.append(_entry(model, info, facts or info))
     return json_response({"models": entries})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from scripted_backend import FACTS, MODEL, TIMINGS, MemoryAdmin, ScriptedBackend
 
+from homeprefixd.api import ollama_models
 from homeprefixd.api.app import create_app
 from homeprefixd.api.keys import BACKEND, LAST_LOADS
 from homeprefixd.api.ollama_models import capabilities
@@ -30,6 +32,7 @@ from homeprefixd.frames.worker import (
     TokenLogprob,
 )
 from homeprefixd.last_loads import LastLoads
+from homeprefixd.models.file_facts import FileFacts
 
 TOOL = {"type": "function", "function": {"name": "light", "description": "Switch", "parameters": {"type": "object"}}}
 
@@ -209,6 +212,27 @@ async def test_keep_alive_reaches_the_backend(admin: MemoryAdmin, keep_alive: An
             ("other", "Q4_K_M"),
         ]
         assert [model["model"] for model in (await (await client.get("/api/ps")).json())["models"]] == ["demo"]
+
+
+async def test_a_list_of_many_models_does_not_wait_for_all_their_files(
+    admin: MemoryAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Resident()
+    app = create_app(backend, admin, ServerConfig())
+    app[BACKEND] = backend
+    asked: list[str] = []
+
+    async def file_facts(alias: str) -> FileFacts:
+        asked.append(alias)
+        await asyncio.sleep(0.05)
+        return await Resident.file_facts(backend, alias)
+
+    monkeypatch.setattr(backend, "file_facts", file_facts)
+    monkeypatch.setattr(ollama_models, "_READING", 0.04)
+    async with TestClient(TestServer(app)) as client:
+        models = (await (await client.get("/api/tags")).json())["models"]
+    assert asked == ["demo"]
+    assert [model["details"]["quantization_level"] for model in models] == ["Q4_K_M", "Q8_0"]
 
 
 async def test_options(client: TestClient, backend: ScriptedBackend) -> None:
