@@ -119,8 +119,8 @@ async def version(request: web.Request) -> web.Response:
 async def tags(request: web.Request) -> web.Response:
     """`GET /api/tags`: the models that can be asked. None is loaded for it."""
     models = listed(request)
-    until = time.monotonic() + _READING
     last = await _last_loads(request, [model for model in models if model.info is None])
+    until = time.monotonic() + _READING
     entries = []
     for model in models:
         remembered = last.get(model.alias)

@@ -85,7 +85,7 @@ def one_call_at_a_time(messages: Messages) -> Messages:
         begin = at
         while at < len(messages) and messages[at]["role"] == "tool":
             at += 1
-        results = _Results(messages[begin:at])
+        results = _Results(messages[begin:at], {call.get("id") for call in calls})
         for index, call in enumerate(calls):
             head = message if index == 0 else {"role": message["role"], "content": ""}
             changed.append({**head, "tool_calls": [call]})
@@ -96,26 +96,26 @@ def one_call_at_a_time(messages: Messages) -> Messages:
 
 
 class _Results:
-    """Results of several calls, in their order; each is taken once."""
+    """Results of several calls, in their order; each is taken once. `idents`: of the calls."""
 
-    def __init__(self, results: Messages) -> None:
+    def __init__(self, results: Messages, idents: set[Any]) -> None:
         self._left = dict(enumerate(results))
-        self._in_order = deque(self._left)  # these also hold some that were taken
         self._of_call: defaultdict[Any, deque[int]] = defaultdict(deque)
+        self._of_none: deque[int] = deque()
         for number, result in self._left.items():
-            self._of_call[result.get("tool_call_id")].append(number)
+            ident = result.get("tool_call_id")
+            (self._of_call[ident] if ident in idents else self._of_none).append(number)
 
     def take(self, ident: Any) -> dict[str, Any] | None:
-        """That of the call `ident`, else the first one that is left."""
-        for waiting in (self._of_call.get(ident, ()), self._in_order):
-            while waiting:
-                number = waiting.popleft()
-                if number in self._left:
-                    return self._left.pop(number)
-        return None
+        """That of the call `ident`, else the first one that is of none of the calls by its id; None if there is none.
+
+        Never one of another call: the model would take it for this one's.
+        """
+        waiting = self._of_call.get(ident) or self._of_none
+        return self._left.pop(waiting.popleft()) if waiting else None
 
     def rest(self) -> Messages:
-        """Those that belong to no call."""
+        """Those that no call was there for."""
         return list(self._left.values())
 
 
@@ -145,7 +145,7 @@ def system_within_user(messages: Messages) -> Messages:
 def alternating(messages: Messages) -> Messages:
     """Messages of the user's, or of the assistant's without calls, that follow each other become one."""
     changed: Messages = []
-    texts: list[list[str]] = []  # of each of `changed`
+    parts: list[Messages] = []  # of each of `changed`
     for message in messages:
         before = changed[-1] if changed else None
         if (
@@ -155,14 +155,16 @@ def alternating(messages: Messages) -> Messages:
             and "tool_calls" not in before
         ):
             changed[-1] = {**before, **message}
-            texts[-1].append(message["content"])
+            parts[-1].append(message)
         else:
             changed.append(message)
-            texts.append([message["content"]])
-    return [
-        {**message, "content": "\n\n".join(filter(None, own))} if len(own) > 1 else message
-        for message, own in zip(changed, texts, strict=True)
-    ]
+            parts.append([message])
+    for number, own in enumerate(parts):
+        if len(own) > 1:
+            texts = ("content", "reasoning_content")
+            said = {name: "\n\n".join(filter(None, (one.get(name) for one in own))) for name in texts}
+            changed[number] |= {name: text for name, text in said.items() if name in changed[number]}
+    return changed
 
 
 _CHANGES = (objects_for_arguments, one_call_at_a_time, system_first, system_within_user, alternating)

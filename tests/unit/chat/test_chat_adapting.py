@@ -38,9 +38,10 @@ def plainly_one_call(messages: Messages) -> Messages:
         for index, each in enumerate(calls):
             changed.append({**(one if index == 0 else message(one["role"])), "tool_calls": [each]})
             same = [result for result in results if result.get("tool_call_id") == each["id"]]
-            if results:
-                results.remove(own := (same or results)[0])
-                changed.append(own)
+            others = [result for result in results if result.get("tool_call_id") not in [one["id"] for one in calls]]
+            if own := (same or others)[:1]:
+                results.remove(own[0])
+                changed += own
         changed += results
     return changed
 
@@ -62,6 +63,21 @@ MESSAGES = st.lists(
 @given(MESSAGES)
 def test_one_call_at_a_time_loses_nothing(messages: Messages) -> None:
     assert one_call_at_a_time(messages) == plainly_one_call(messages)
+
+
+def test_a_result_is_never_told_as_another_calls() -> None:
+    calls = message("assistant", tool_calls=[call("a"), call("b"), call("c")])
+    results = [message("tool", "b's", tool_call_id="b"), message("tool", "whose?")]
+    told = one_call_at_a_time([calls, *results])
+    assert [one["content"] or one["tool_calls"][0]["id"] for one in told] == ["a", "whose?", "b", "b's", "c"]
+
+
+def test_thoughts_of_messages_that_become_one_are_kept() -> None:
+    some = [message("assistant", "x", reasoning_content="why x"), message("assistant", "y", reasoning_content="why y")]
+    assert alternating([*some, message("assistant", "z")]) == [
+        message("assistant", "x\n\ny\n\nz", reasoning_content="why x\n\nwhy y")
+    ]
+    assert some[0] == message("assistant", "x", reasoning_content="why x")  # which others may be made of, too
 
 
 @given(MESSAGES)
